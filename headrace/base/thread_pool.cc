@@ -1,0 +1,114 @@
+#include "headrace/base/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "headrace/base/status.h"
+
+namespace headrace {
+namespace {
+
+// About 20 us: longer than the gap between two ops of a step, shorter than a scheduler slice.
+constexpr int kSpins = 2000;
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// Spins until `word` differs from `old`, then sleeps on it.
+void await_change(std::atomic<uint32_t>& word, uint32_t old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (word.load(std::memory_order_acquire) != old) return;
+    cpu_relax();
+  }
+  while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+}
+
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cpus;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) cpus.push_back(i);
+  }
+  return cpus;
+}
+
+void pin_to(pthread_t thread, int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<size_t>(cpu), &set);
+  // A refusal (a cpuset that shrank) only costs speed.
+  (void)pthread_setaffinity_np(thread, sizeof(set), &set);
+}
+
+}  // namespace
+
+struct ThreadPool::State {
+  alignas(64) std::atomic<uint32_t> generation{0};  // bumped to start a call, or to stop
+  alignas(64) std::atomic<uint32_t> pending{0};     // workers still busy with this call
+  void (*call)(void*, int) = nullptr;
+  void* fn = nullptr;
+  bool stop = false;
+  std::vector<std::thread> threads;
+
+  void work(int worker) {
+    uint32_t seen = 0;
+    for (;;) {
+      await_change(generation, seen);
+      ++seen;
+      if (stop) return;
+      call(fn, worker);
+      if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) pending.notify_one();
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int threads, bool pin) : size_(threads) {
+  HR_CHECK(threads >= 1, "a pool has at least the calling thread");
+  if (threads == 1) return;
+  state_ = std::make_unique<State>();
+  const std::vector<int> cpus = allowed_cpus();
+  const bool pinned = pin && static_cast<int>(cpus.size()) >= threads;
+  for (int i = 1; i < threads; ++i) {
+    state_->threads.emplace_back([this, i] { state_->work(i); });
+    if (pinned) pin_to(state_->threads.back().native_handle(), cpus[static_cast<size_t>(i)]);
+  }
+  if (pinned) pin_to(pthread_self(), cpus[0]);
+}
+
+ThreadPool::~ThreadPool() {
+  if (!state_) return;
+  state_->stop = true;
+  state_->generation.fetch_add(1, std::memory_order_release);
+  state_->generation.notify_all();
+  for (std::thread& t : state_->threads) t.join();
+}
+
+void ThreadPool::run_erased(void (*call)(void*, int), void* fn) {
+  State& s = *state_;
+  s.call = call;
+  s.fn = fn;
+  s.pending.store(static_cast<uint32_t>(size_ - 1), std::memory_order_relaxed);
+  s.generation.fetch_add(1, std::memory_order_release);
+  s.generation.notify_all();
+  call(fn, 0);
+  for (;;) {
+    const uint32_t left = s.pending.load(std::memory_order_acquire);
+    if (left == 0) return;
+    await_change(s.pending, left);
+  }
+}
+
+}  // namespace headrace

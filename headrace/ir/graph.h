@@ -1,0 +1,187 @@
+// Graph: what to compute. Tensors and ops in one order of execution; says nothing of where bytes
+// live or when they move (that is a Program).
+//
+// Vocabulary
+//   tensor   a value: dtype, shape [rows, cols], role. A weight names the file extent it lives in.
+//   role     what the planner may do with it, see Role.
+//   tile     a run of rows of a large weight, a tensor of its own, so that no fraction of a tensor
+//            is ever planned.
+//   row      one token of one step. How many rows a step has is a run-time integer (StepRows);
+//            shapes give the most there can be, and no extent depends on the actual number.
+//   KV slot  (layer, sequence, segment): `segment_tokens` positions of K and V of one layer.
+//
+// Promises
+//   1. SSA up to two stated exceptions: (a) a tensor may be written by several matmuls, each a
+//      disjoint range of columns; it is readable after all of them. (b) state (KV, later weights
+//      and optimizer moments) is updated in place by the ops that list it under `updates`.
+//   2. ops are in a valid order: every input is written, or is a source role, before its use.
+//   3. verify() checks 1 and 2, shapes and attributes included; to_text / parse_graph round-trip.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headrace/base/status.h"
+#include "headrace/base/types.h"
+#include "headrace/ir/dtype.h"
+
+namespace headrace {
+
+enum class Role : uint8_t {
+  kWeight,      // read-only, lives in a file; the device copy can be dropped and loaded again
+  kConstant,    // small, computed when the graph is built; values are in the graph itself
+  kActivation,  // written by an op, dead after its last use
+  kGathered,    // rows of a weight picked by the step's tokens; filled by a gather before its use
+  kState,       // persistent and updated in place (KV); must survive every step
+  kOutput,      // an activation that the caller reads after the step (logits)
+};
+const char* name_of(Role role);
+
+// Where a weight's bytes are: `bytes` bytes at `offset` of file number `file` of the model.
+struct FileExtent {
+  int32_t file = -1;  // -1: not in a file
+  Bytes offset = 0;
+  Bytes bytes = 0;
+  bool valid() const { return file >= 0; }
+  bool operator==(const FileExtent&) const = default;
+};
+
+struct KvSlot {
+  int32_t layer = -1;  // -1: not a KV tensor
+  int32_t sequence = 0;
+  int32_t segment = 0;
+  bool operator==(const KvSlot&) const = default;
+};
+
+struct Tensor {
+  std::string name;  // unique in the graph, e.g. "blk.3.ffn_up.weight:1"
+  DType dtype = DType::kF32;
+  Role role = Role::kActivation;
+  int64_t rows = 1;  // [rows, cols]; vectors are [1, cols]
+  int64_t cols = 0;
+  Bytes bytes = 0;   // device bytes when resident, without page rounding
+  FileExtent source;               // kWeight, kGathered (the whole table)
+  KvSlot slot;                     // kState
+  std::vector<float> constant;     // kConstant, f32 [rows, cols]
+  bool operator==(const Tensor&) const = default;
+};
+
+// Inputs and outputs are given in the order listed. "x?" may be absent (an invalid TensorId).
+// All activations are f32 unless said otherwise; `out` of norm, attention and gated_act may be
+// act_q8 instead, which is quantisation fused into the op (identical to a quantize op after it).
+enum class OpKind : uint8_t {
+  // in: table tiles in row order [vocab, n] (all device-resident), or one kGathered tensor.
+  // out: x [rows, n] = dequantised table row of each token * scale.            attrs: scale
+  kEmbed,
+  // in: inv_freq [1, d/2]; out: table [rows, d]: d/2 cosines then d/2 sines of
+  // position * inv_freq, each times mscale.                                    attrs: mscale
+  kRopeTable,
+  // in: x [rows, n], weight [1, n], residual? [rows, n];  out: [rows, n]
+  // = residual + x / sqrt(mean(x^2) + eps) * (weight + add_one).               attrs: eps, add_one
+  kRmsNorm,
+  // in: x f32 [rows, n]; out: act_q8 [rows, n].
+  kQuantize,
+  // in: a [rows, k] (act_q8 when the weight is quantised, else f32), weight tile [n, k],
+  //     bias? [1, N], residual? [rows, N];
+  // out: y f32 [rows, N], columns [col_begin, col_begin + n) only
+  // = a . weight^T + bias + residual.  y may share the extent of residual.     attrs: col_begin
+  kMatMul,
+  // in: qkv [rows, (heads + 2 kv_heads) d], rope table [rows, d], q_norm? [1, d], k_norm? [1, d];
+  // out: q [rows, heads d], normalised and rotated; updates: every KV slot of the layer, to which
+  // each row's rotated k and its v are written (f16) at the row's sequence and position.
+  // attrs: heads, kv_heads, head_dim, eps, add_one, rope_half_split (0: pairs (2i, 2i+1);
+  //        1: pairs (i, i + d/2)), segment_tokens, segments (a sequence)
+  kRopeKv,
+  // in: q [rows, heads d], KV slots of the layer, sequence-major; out: [rows, heads d]:
+  // causal softmax(scale q k^T, soft-capped when softcap > 0) v over positions
+  // (position - window, position], all of them when window is 0.
+  // attrs: heads, kv_heads, head_dim, scale, window, softcap, segment_tokens, segments
+  kAttention,
+  // in: gate_up [rows, 2n]; out: [rows, n] = act(gate) * up.    attrs: act (0 silu, 1 gelu_tanh)
+  kGatedAct,
+  // in: a, b [rows, n]; out: a + b.
+  kAdd,
+  // in: x [rows, n]; out: [output_rows, n]: the rows that the step asks logits of, in order.
+  kSelectRows,
+  // in: x [rows, n]; out: cap * tanh(x / cap).                                 attrs: softcap
+  kSoftcap,
+};
+constexpr int kOpKindCount = 11;
+const char* name_of(OpKind kind);
+
+enum class Attr : uint8_t {
+  kScale, kMscale, kEps, kAddOne, kColBegin, kHeads, kKvHeads, kHeadDim, kRopeHalfSplit,
+  kSegmentTokens, kSegments, kWindow, kSoftcap, kAct,
+};
+constexpr int kAttrCount = 14;
+const char* name_of(Attr attr);
+
+struct Op {
+  OpKind kind = OpKind::kAdd;
+  std::string name;                // for people: "blk.3.attn_q:0"
+  std::vector<TensorId> inputs;    // an absent optional input is an invalid id
+  std::vector<TensorId> outputs;
+  std::vector<TensorId> updates;   // kState tensors changed in place
+  std::map<Attr, double> attrs;
+  Bytes workspace = 0;             // device bytes needed while it runs, set by the builder
+  bool operator==(const Op&) const = default;
+
+  // The attribute, or `otherwise` where the op does not have it.
+  double attr(Attr key, double otherwise = 0) const {
+    auto it = attrs.find(key);
+    return it == attrs.end() ? otherwise : it->second;
+  }
+  int64_t iattr(Attr key, int64_t otherwise = 0) const {
+    return static_cast<int64_t>(attr(key, static_cast<double>(otherwise)));
+  }
+};
+
+struct Graph {
+  std::string name;
+  int64_t max_rows = 1;         // the most rows a step can have
+  int64_t max_output_rows = 1;  // the most rows whose logits a step can give
+  std::vector<Tensor> tensors;
+  std::vector<Op> ops;
+  bool operator==(const Graph&) const = default;
+
+  const Tensor& at(TensorId id) const { return tensors[id.index()]; }
+  const Op& at(OpId id) const { return ops[id.index()]; }
+  TensorId add(Tensor tensor) {
+    tensors.push_back(std::move(tensor));
+    return TensorId(static_cast<int64_t>(tensors.size()) - 1);
+  }
+};
+
+// The run-time integers of one step: for each row its token, sequence and position. Ragged by
+// construction: rows of several sequences may follow one another in any order, but the rows of
+// one sequence have ascending, consecutive positions.
+struct StepRows {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> sequences;
+  std::vector<int32_t> positions;
+  std::vector<int32_t> output_rows;  // indices of rows whose logits are wanted
+  int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+// A kGathered tensor holds, for each row of the step, the page-rounded superset of one table row.
+// Bytes between the supersets of two rows; Tensor::cols and dtype are those of the table.
+inline Bytes gathered_row_stride(const Tensor& gathered) {
+  return round_up(row_bytes(gathered.dtype, gathered.cols) + kPage - 1, kPage);
+}
+// Where in its superset the table row of `token` starts.
+inline Bytes gathered_skew(const Tensor& gathered, int32_t token) {
+  return (gathered.source.offset + token * row_bytes(gathered.dtype, gathered.cols)) % kPage;
+}
+
+// Ok, or the first broken promise, with the op's and tensor's names.
+Status verify(const Graph& graph);
+
+std::string to_text(const Graph& graph);
+Result<Graph> parse_graph(std::string_view text);
+// 64-bit hash of the text form: a Program names the Graph it was made for.
+uint64_t fingerprint(const Graph& graph);
+
+}  // namespace headrace
