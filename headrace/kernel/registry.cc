@@ -1,0 +1,29 @@
+#include "headrace/kernel/kernel.h"
+#include "headrace/kernel/ops_cpu.h"
+
+namespace headrace {
+
+KernelFn find_kernel(OpKind kind, DeviceKind device) {
+  if (device != DeviceKind::kCpu) return nullptr;
+  switch (kind) {
+    case OpKind::kEmbed: return embed_cpu;
+    case OpKind::kRopeTable: return rope_table_cpu;
+    case OpKind::kRmsNorm: return rms_norm_cpu;
+    case OpKind::kQuantize: return quantize_cpu;
+    case OpKind::kMatMul: return matmul_cpu;
+    case OpKind::kRopeKv: return rope_kv_cpu;
+    case OpKind::kAttention: return attention_cpu;
+    case OpKind::kGatedAct: return gated_act_cpu;
+    case OpKind::kAdd: return add_cpu;
+    case OpKind::kSelectRows: return select_rows_cpu;
+    case OpKind::kSoftcap: return softcap_cpu;
+  }
+  return nullptr;
+}
+
+Bytes workspace_bytes(const Graph& graph, const Op& op, int threads) {
+  if (op.kind == OpKind::kMatMul) return matmul_workspace(graph, op, threads);
+  return other_op_workspace(graph, op, threads);
+}
+
+}  // namespace headrace
