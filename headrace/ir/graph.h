@@ -38,6 +38,7 @@ enum class Role : uint8_t {
   kState,       // persistent and updated in place (KV); must survive every step
   kOutput,      // an activation that the caller reads after the step (logits)
 };
+constexpr int kRoleCount = 6;
 const char* name_of(Role role);
 
 // Where a weight's bytes are: `bytes` bytes at `offset` of file number `file` of the model.
