@@ -1,0 +1,207 @@
+#include "headrace/ir/program.h"
+
+#include <algorithm>
+#include <array>
+
+#include "headrace/ir/text.h"
+
+namespace headrace {
+namespace {
+
+constexpr std::array<const char*, kInstrKindCount> kKinds = {"compute", "load", "store",
+                                                             "gather", "detach"};
+
+bool persistent(const Program& p, const Residency& r) {
+  if (!r.tensor.valid()) return false;
+  const Role role = p.graph->at(r.tensor).role;
+  return role == Role::kWeight || role == Role::kState;
+}
+
+template <typename Keep>
+std::vector<Placed> placed_where(const Program& p, Keep keep) {
+  std::vector<Placed> out;
+  for (const Residency& r : p.residencies) {
+    if (persistent(p, r) && keep(r)) {
+      out.push_back({p.graph->at(r.tensor).name, r.offset, r.bytes});
+    }
+  }
+  std::sort(out.begin(), out.end(),
+            [](const Placed& a, const Placed& b) { return a.offset < b.offset; });
+  return out;
+}
+
+}  // namespace
+
+const char* name_of(InstrKind kind) { return kKinds[static_cast<size_t>(kind)]; }
+
+std::vector<Placed> entry_state(const Program& p) {
+  return placed_where(p, [](const Residency& r) { return r.begin == kEntry; });
+}
+
+std::vector<Placed> exit_state(const Program& p) {
+  return placed_where(p, [&](const Residency& r) { return r.end == p.exit(); });
+}
+
+LoadExtent load_extent(const FileExtent& source) {
+  const Bytes begin = round_down(source.offset, kPage);
+  return {begin, round_up(source.offset + source.bytes, kPage) - begin, source.offset - begin};
+}
+
+Bytes device_bytes(const Tensor& tensor) {
+  if (tensor.role == Role::kWeight) return load_extent(tensor.source).bytes;
+  if (tensor.role == Role::kGathered) return round_up(tensor.bytes, kPage);
+  return round_up(tensor.bytes, kLine);
+}
+
+// ---- text -------------------------------------------------------------------------------------
+//
+//   program "decode" cyclic 1 arena 67108864
+//   tier "file" capacity 0 load 1e9 store 1e9 latency 200000
+//   load t4 tier 1 stream 1 waits 7
+//   compute op3 cost 1200 waits 0 2
+//   detach t4
+//   resident t4 offset 4096 bytes 212992 steps 0 3
+//   workspace op3 offset 8192 bytes 4096 steps 1 2
+//   graph ...
+
+std::string to_text(const Program& p) {
+  std::string out = "program " + text::quoted(p.name) +
+                    text_of(" cyclic %d arena %lld\n", p.cyclic ? 1 : 0,
+                            static_cast<long long>(p.arena_bytes));
+  for (const TierInfo& t : p.tiers) {
+    out += "tier " + text::quoted(t.name) +
+           text_of(" capacity %lld load ", static_cast<long long>(t.capacity)) +
+           text::number(t.load_bytes_per_s) + " store " + text::number(t.store_bytes_per_s) +
+           text_of(" latency %lld\n", static_cast<long long>(t.latency_ns));
+  }
+  for (const Instr& i : p.instrs) {
+    out += name_of(i.kind);
+    if (i.kind == InstrKind::kCompute) {
+      out += text_of(" op%d cost %lld", i.op.value, static_cast<long long>(i.cost_ns));
+    } else {
+      out += text_of(" t%d", i.tensor.value);
+      if (i.kind != InstrKind::kDetach) {
+        out += text_of(" tier %d stream %d", i.tier.value, i.stream.value);
+      }
+    }
+    if (!i.waits.empty()) out += " waits";
+    for (Step w : i.waits) out += text_of(" %d", w.value);
+    out += '\n';
+  }
+  for (const Residency& r : p.residencies) {
+    out += r.tensor.valid() ? text_of("resident t%d", r.tensor.value)
+                            : text_of("workspace op%d", r.op.value);
+    out += text_of(" offset %lld bytes %lld steps %d %d\n", static_cast<long long>(r.offset),
+                   static_cast<long long>(r.bytes), r.begin.value, r.end.value);
+  }
+  return out + to_text(*p.graph);
+}
+
+namespace {
+
+Result<int64_t> numbered(text::Reader& in, const std::string& prefix) {
+  HR_ASSIGN(const std::string w, in.word());
+  if (w.rfind(prefix, 0) != 0 || w.size() > prefix.size() + 9 || w.size() == prefix.size() ||
+      w.find_first_not_of("0123456789", prefix.size()) != std::string::npos) {
+    return in.fail("expected " + prefix + "NUMBER, found '" + w + "'");
+  }
+  return static_cast<int64_t>(std::stoll(w.substr(prefix.size())));
+}
+
+Result<int64_t> keyed(text::Reader& in, const char* key) {
+  HR_TRY(in.expect(key));
+  return in.integer();
+}
+
+Result<TierInfo> parse_tier(text::Reader& in) {
+  TierInfo t;
+  HR_ASSIGN(t.name, in.word());
+  HR_ASSIGN(t.capacity, keyed(in, "capacity"));
+  HR_TRY(in.expect("load"));
+  HR_ASSIGN(t.load_bytes_per_s, in.real());
+  HR_TRY(in.expect("store"));
+  HR_ASSIGN(t.store_bytes_per_s, in.real());
+  HR_ASSIGN(t.latency_ns, keyed(in, "latency"));
+  return t;
+}
+
+Result<Instr> parse_instr(text::Reader& in, InstrKind kind) {
+  Instr i;
+  i.kind = kind;
+  if (kind == InstrKind::kCompute) {
+    HR_ASSIGN(const int64_t op, numbered(in, "op"));
+    i.op = OpId(op);
+    HR_ASSIGN(i.cost_ns, keyed(in, "cost"));
+  } else {
+    HR_ASSIGN(const int64_t tensor, numbered(in, "t"));
+    i.tensor = TensorId(tensor);
+    if (kind != InstrKind::kDetach) {
+      HR_ASSIGN(const int64_t tier, keyed(in, "tier"));
+      i.tier = TierId(tier);
+      HR_ASSIGN(const int64_t stream, keyed(in, "stream"));
+      i.stream = StreamId(stream);
+    }
+  }
+  if (in.more()) HR_TRY(in.expect("waits"));
+  while (in.more()) {
+    HR_ASSIGN(const int64_t step, in.integer());
+    i.waits.push_back(Step(step));
+  }
+  return i;
+}
+
+Result<Residency> parse_residency(text::Reader& in, bool tensor) {
+  Residency r;
+  HR_ASSIGN(const int64_t id, numbered(in, tensor ? "t" : "op"));
+  if (tensor) {
+    r.tensor = TensorId(id);
+  } else {
+    r.op = OpId(id);
+  }
+  HR_ASSIGN(r.offset, keyed(in, "offset"));
+  HR_ASSIGN(r.bytes, keyed(in, "bytes"));
+  HR_ASSIGN(const int64_t begin, keyed(in, "steps"));
+  HR_ASSIGN(const int64_t end, in.integer());
+  r.begin = Step(begin);
+  r.end = Step(end);
+  return r;
+}
+
+}  // namespace
+
+Result<Program> parse_program(std::string_view source) {
+  const size_t graph_at = source.find("\ngraph ");
+  if (graph_at == std::string_view::npos) {
+    return error(Code::kBadFile, "the program holds no graph");
+  }
+  HR_ASSIGN(Graph graph, parse_graph(source.substr(graph_at + 1)));
+  Program p;
+  p.graph = std::make_shared<const Graph>(std::move(graph));
+  text::Reader in(source.substr(0, graph_at));
+  if (!in.next_line()) return in.fail("an empty text is not a program");
+  HR_TRY(in.expect("program"));
+  HR_ASSIGN(p.name, in.word());
+  HR_ASSIGN(const int64_t cyclic, keyed(in, "cyclic"));
+  p.cyclic = cyclic != 0;
+  HR_ASSIGN(p.arena_bytes, keyed(in, "arena"));
+  while (in.next_line()) {
+    HR_ASSIGN(const std::string head, in.word());
+    if (head == "tier") {
+      HR_ASSIGN(TierInfo t, parse_tier(in));
+      p.tiers.push_back(std::move(t));
+    } else if (head == "resident" || head == "workspace") {
+      HR_ASSIGN(const Residency r, parse_residency(in, head == "resident"));
+      p.residencies.push_back(r);
+    } else {
+      const auto kind = std::find(kKinds.begin(), kKinds.end(), head);
+      if (kind == kKinds.end()) return in.fail("unknown instruction '" + head + "'");
+      HR_ASSIGN(Instr i,
+                parse_instr(in, static_cast<InstrKind>(kind - kKinds.begin())));
+      p.instrs.push_back(std::move(i));
+    }
+    if (in.more()) return in.fail("'" + in.peek() + "' is left over");
+  }
+  return p;
+}
+
+}  // namespace headrace
