@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <unordered_map>
+
+#include "headrace/plan/plan.h"
+
+namespace headrace {
+namespace {
+
+// How many bytes of loads may be issued ahead of their use: enough to keep the link busy during
+// the longest op, little enough that the ring's own loads do not queue behind the whole model.
+constexpr Bytes kLookahead = 16 * kMiB;
+
+struct Missing {
+  size_t residency = 0;  // index in target.residencies
+  int32_t first_use = 0; // step of target
+  Bytes bytes = 0;
+  int32_t load_step = -1; // in the bridge
+};
+
+class Bridge {
+ public:
+  Bridge(const Program& target, const std::vector<Placed>& state)
+      : target_(target), graph_(*target.graph) {
+    for (const Placed& p : state) have_.emplace(p.name, p.offset);
+  }
+
+  Result<Program> run() {
+    HR_TRY(find_missing());
+    out_.name = "bridge to " + target_.name;
+    out_.graph = target_.graph;
+    out_.cyclic = false;
+    out_.arena_bytes = target_.arena_bytes;
+    out_.tiers = target_.tiers;
+    copy_instructions();
+    copy_waits();
+    copy_residencies();
+    return std::move(out_);
+  }
+
+ private:
+  Status find_missing() {
+    std::vector<std::vector<int32_t>> uses(graph_.tensors.size());
+    for (int32_t s = 0; s < target_.exit().value; ++s) {
+      const Instr& i = target_.instrs[static_cast<size_t>(s)];
+      if (i.kind != InstrKind::kCompute) continue;
+      for (TensorId t : graph_.at(i.op).inputs) {
+        if (t.valid()) uses[t.index()].push_back(s);
+      }
+    }
+    for (size_t k = 0; k < target_.residencies.size(); ++k) {
+      const Residency& r = target_.residencies[k];
+      if (!r.tensor.valid() || r.begin != kEntry) continue;
+      const Tensor& t = graph_.at(r.tensor);
+      const auto found = have_.find(t.name);
+      const bool here = found != have_.end() && found->second == r.offset;
+      if (t.role == Role::kState && found != have_.end() && !here) {
+        return error(Code::kUnsupported, "'%s' would have to move from %lld to %lld",
+                     t.name.c_str(), static_cast<long long>(found->second),
+                     static_cast<long long>(r.offset));
+      }
+      if (t.role != Role::kWeight || here) continue;
+      missing_.push_back({k, uses[r.tensor.index()].front(), r.bytes, -1});
+    }
+    std::stable_sort(missing_.begin(), missing_.end(), [](const Missing& a, const Missing& b) {
+      return a.first_use < b.first_use;
+    });
+    return {};
+  }
+
+  void copy_instructions() {
+    size_t issued = 0, used = 0;
+    Bytes ahead = 0;
+    for (int32_t s = 0; s < target_.exit().value; ++s) {
+      while (used < issued && missing_[used].first_use <= s) ahead -= missing_[used++].bytes;
+      while (issued < missing_.size() && (missing_[issued].first_use <= s || ahead < kLookahead)) {
+        Missing& m = missing_[issued++];
+        Instr load;
+        load.kind = InstrKind::kLoad;
+        load.tensor = target_.residencies[m.residency].tensor;
+        load.tier = TierId(1);
+        load.stream = StreamId(1);
+        m.load_step = static_cast<int32_t>(out_.instrs.size());
+        out_.instrs.push_back(load);
+        ahead += m.bytes;
+        while (used < issued && missing_[used].first_use <= s) ahead -= missing_[used++].bytes;
+      }
+      new_step_.push_back(static_cast<int32_t>(out_.instrs.size()));
+      out_.instrs.push_back(target_.instrs[static_cast<size_t>(s)]);
+    }
+    new_step_.push_back(static_cast<int32_t>(out_.instrs.size()));
+  }
+
+  // Waits on the cycle before fall away; what they stood for is a load of this bridge or has been
+  // there from the start.
+  void copy_waits() {
+    for (int32_t s = 0; s < target_.exit().value; ++s) {
+      std::vector<Step> waits;
+      for (Step w : target_.instrs[static_cast<size_t>(s)].waits) {
+        if (w.value < s) waits.push_back(Step(new_step_[w.index()]));
+      }
+      out_.instrs[static_cast<size_t>(new_step_[static_cast<size_t>(s)])].waits = waits;
+    }
+    std::unordered_map<TensorId, const Missing*> loads;
+    for (const Missing& m : missing_) loads[target_.residencies[m.residency].tensor] = &m;
+    for (int32_t s = 0; s < target_.exit().value; ++s) {
+      Instr& i = out_.instrs[static_cast<size_t>(new_step_[static_cast<size_t>(s)])];
+      if (i.kind != InstrKind::kCompute) continue;
+      for (TensorId t : graph_.at(i.op).inputs) {
+        const auto found = t.valid() ? loads.find(t) : loads.end();
+        if (found == loads.end()) continue;
+        const Residency& r = target_.residencies[found->second->residency];
+        const Step load(found->second->load_step);
+        const bool covers = s < r.end.value;
+        if (covers && std::find(i.waits.begin(), i.waits.end(), load) == i.waits.end()) {
+          i.waits.push_back(load);
+        }
+      }
+      std::sort(i.waits.begin(), i.waits.end());
+    }
+  }
+
+  void copy_residencies() {
+    out_.residencies = target_.residencies;
+    for (Residency& r : out_.residencies) {
+      if (r.begin != kEntry) r.begin = Step(new_step_[r.begin.index()]);
+      r.end = Step(new_step_[r.end.index()]);
+    }
+    for (const Missing& m : missing_) out_.residencies[m.residency].begin = Step(m.load_step);
+    std::stable_sort(out_.residencies.begin(), out_.residencies.end(),
+                     [](const Residency& a, const Residency& b) {
+                       return a.begin != b.begin ? a.begin < b.begin : a.offset < b.offset;
+                     });
+  }
+
+  const Program& target_;
+  const Graph& graph_;
+  std::unordered_map<std::string, Bytes> have_;
+  std::vector<Missing> missing_;   // by first use
+  std::vector<int32_t> new_step_;  // step of target -> step of bridge
+  Program out_;
+};
+
+}  // namespace
+
+Result<Program> plan_bridge(const Program& target, const std::vector<Placed>& state) {
+  return Bridge(target, state).run();
+}
+
+}  // namespace headrace

@@ -1,0 +1,67 @@
+// The planner's passes and the tables they hand on. Internal to plan/.
+#pragma once
+
+#include <vector>
+
+#include "headrace/plan/plan.h"
+
+namespace headrace::plan {
+
+// A buffer that lives from its first op to its last (both included, by op index).
+struct Buffer {
+  TensorId tensor;  // invalid: workspace of `op`
+  OpId op;
+  Bytes bytes = 0;
+  Bytes alignment = kLine;
+  int32_t first = 0;
+  int32_t last = 0;
+  int32_t shares = -1;  // index of the buffer whose extent this one takes over; -1: its own
+  Bytes offset = 0;     // set by assign_offsets, from the base of the activation region
+};
+
+// Activations, outputs, gathered rows, constants and workspaces of the graph, by first op.
+std::vector<Buffer> live_ranges(const Graph& graph);
+
+// Sets offsets; returns the height of the region (page-rounded). Greedy by size: the largest
+// buffer first, each at the lowest offset free over its whole live range (Pisarchyk and Lee,
+// "Efficient memory management for deep neural net inference", 2020).
+Bytes assign_offsets(std::vector<Buffer>& buffers);
+
+// A weight and the ops that use it.
+struct WeightUse {
+  TensorId tensor;
+  Bytes bytes = 0;      // page-rounded
+  int32_t first = 0;    // op index of the first use
+  int32_t last = 0;     // and of the last
+  bool resident = false;
+  Bytes offset = 0;     // in the arena, once placed
+  // Streamed weights: the op after which the load may start; when `wraps`, that op runs in the
+  // cycle before, so the weight is resident at entry.
+  int32_t release = -1;
+  bool wraps = false;
+};
+
+// Small enough (norms, biases) to stay whatever the budget.
+bool always_resident(const WeightUse& weight);
+
+// All weights of the graph in the order in which they should be kept, see plan.h.
+std::vector<WeightUse> keep_order(const Graph& graph);
+
+// Where the parts of the arena are.
+struct Layout {
+  Bytes state_bytes = 0;
+  Bytes activation_bytes = 0;
+  Bytes arena_bytes = 0;
+  Bytes weight_begin() const { return state_bytes; }
+  Bytes weight_end() const { return arena_bytes - activation_bytes; }
+};
+
+// Marks and places residents (in keep order, low to high) so that `ring_bytes` are left, then
+// lays the rest out in the ring. False when the ring is too small for the streamed weights.
+bool place_weights(std::vector<WeightUse>& weights, const Layout& layout, Bytes ring_bytes);
+
+// Everything decided: the instructions.
+Program emit(const PlanRequest& request, const Layout& layout,
+             const std::vector<Buffer>& buffers, const std::vector<WeightUse>& weights);
+
+}  // namespace headrace::plan
