@@ -38,9 +38,11 @@ Result<DType> dtype_from_name(std::string_view name) {
 
 Bytes row_bytes(DType type, int64_t cols) {
   if (type == DType::kActQ8) {
-    // Planes of one row: int8 values, int32 sums of each 4 values, f32 scale of each 32.
+    // Planes of one row: int8 values, f32 scales of each 32, f32 scaled sums of each 32 and each
+    // 16 (the sums padded to whole groups of 256 elements).
     const int64_t padded = round_up(cols, 64);
-    return round_up(padded + padded / 4 * 4 + padded / 32 * 4, kLine);
+    const int64_t sums = round_up(cols, 256) / 32 * 3;
+    return round_up(padded + padded / 32 * 4 + sums * 4, kLine);
   }
   const DTypeInfo& t = info(type);
   HR_CHECK(cols % t.block_elements == 0, "a row holds whole blocks");
