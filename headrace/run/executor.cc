@@ -1,0 +1,288 @@
+#include "headrace/run/executor.h"
+
+#include <time.h>
+
+#include <cstring>
+
+#include "headrace/run/prepared.h"
+
+namespace headrace {
+namespace {
+
+Nanos now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<Nanos>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+}
+
+// What the device holds of one named tensor.
+struct Held {
+  bool here = false;
+  Bytes offset = 0;
+  Ticket pending;       // of the load that brings it; 0 once it has been waited for
+  int32_t tier = 0;     // the tier of `pending`
+  int32_t record = -1;  // step of the load in the current run, for the trace
+};
+
+}  // namespace
+
+struct Executor::State {
+  Arena& arena;
+  std::vector<Tier*> tiers;
+  ThreadPool& pool;
+  HeldNames names;
+  std::vector<Held> held;
+  std::vector<Ticket> gathers;  // rows in flight
+  int32_t gather_tier = 0;
+  const Prepared* current = nullptr;
+  Moved moved;
+  bool broken = false;
+
+  State(Arena& a, std::vector<Tier*> t, ThreadPool& p)
+      : arena(a), tiers(std::move(t)), pool(p) {}
+
+  Status wait(Held& h) {
+    if (h.pending.value == 0) return {};
+    const Ticket ticket = h.pending;
+    h.pending = {};
+    return tiers[static_cast<size_t>(h.tier)]->wait(ticket);
+  }
+
+  Status wait_gathers() {
+    Status first;
+    for (Ticket t : gathers) {
+      Status s = tiers[static_cast<size_t>(gather_tier)]->wait(t);
+      if (first.ok()) first = s;
+    }
+    gathers.clear();
+    return first;
+  }
+
+  // After an error: nothing may still write into the arena, and nothing runs any more.
+  void drain() {
+    broken = true;
+    for (Held& h : held) (void)wait(h);
+    (void)wait_gathers();
+  }
+};
+
+namespace {
+
+// One run of one Program.
+class Run {
+ public:
+  Run(Executor::Moved& moved, std::vector<Held>& held, Prepared& p, const StepRows& rows,
+      Trace* trace)
+      : moved_(moved), held_(held), p_(p), rows_(rows), trace_(trace), start_(now_ns()) {
+    if (trace_ == nullptr) return;
+    trace_->records.assign(p.program.instrs.size(), TraceRecord());
+    trace_->stall_ns = trace_->loaded_bytes = trace_->gathered_bytes = trace_->stored_bytes = 0;
+  }
+
+  template <typename S>
+  Status compute(S& state, const ComputeStep& c, size_t step) {
+    const Nanos begin = now_ns();
+    Nanos ready = begin;
+    bool waited = false;
+    for (HeldId id : c.weights) {
+      Held& h = held_[static_cast<size_t>(id)];
+      HR_CHECK(h.here, "a weight is used before its load was issued");
+      if (h.pending.value == 0) continue;
+      HR_TRY(state.wait(h));
+      waited = true;
+      if (trace_ != nullptr && h.record >= 0) {
+        trace_->records[static_cast<size_t>(h.record)].end_ns = now_ns() - start_;
+      }
+    }
+    if (c.gathered) {
+      HR_TRY(state.wait_gathers());
+      waited = true;
+    }
+    if (waited) {
+      ready = now_ns();
+      moved_.load_wait_ns += ready - begin;
+    }
+    const OpContext context{*p_.program.graph, *c.op, c.inputs, c.outputs, c.updates,
+                            c.workspace,       rows_, state.pool};
+    c.kernel(context);
+    if (trace_ != nullptr) {
+      TraceRecord& r = trace_->records[step];
+      r.stall_ns = ready - begin;
+      r.begin_ns = ready - start_;
+      r.end_ns = now_ns() - start_;
+      trace_->stall_ns += r.stall_ns;
+    }
+    for (Tier* tier : state.tiers) {
+      if (tier != nullptr) tier->poll();
+    }
+    return {};
+  }
+
+  template <typename S>
+  Status load(S& state, const Instr& i, const TransferStep& t, size_t step) {
+    Held& h = held_[static_cast<size_t>(t.held)];
+    HR_CHECK(!h.here, "a load of what is held already");
+    HR_ASSIGN(h.pending, state.tiers[i.tier.index()]->load(t.from, t.to));
+    h.here = true;
+    h.tier = i.tier.value;
+    h.offset = t.to.data() - state.arena.base();
+    h.record = static_cast<int32_t>(step);
+    moved_.loaded += t.from.bytes;
+    note_transfer(step, t.from.bytes);
+    if (trace_ != nullptr) trace_->loaded_bytes += t.from.bytes;
+    return {};
+  }
+
+  // Each row's page-rounded superset, see gathered_row_stride.
+  template <typename S>
+  Status gather(S& state, const Instr& i, const TransferStep& t, size_t step) {
+    const Tensor& table = *t.tensor;
+    const Bytes stride = gathered_row_stride(table);
+    const Bytes width = row_bytes(table.dtype, table.cols);
+    Bytes total = 0;
+    state.gather_tier = i.tier.value;
+    for (int64_t r = 0; r < rows_.rows(); ++r) {
+      FileExtent row = table.source;
+      row.offset += rows_.tokens[static_cast<size_t>(r)] * width;
+      row.bytes = width;
+      const LoadExtent e = load_extent(row);
+      const TierExtent from{row.file, e.offset, e.bytes};
+      const std::span<std::byte> to =
+          t.to.subspan(static_cast<size_t>(r * stride), static_cast<size_t>(e.bytes));
+      HR_ASSIGN(const Ticket ticket, state.tiers[i.tier.index()]->load(from, to));
+      state.gathers.push_back(ticket);
+      total += e.bytes;
+    }
+    moved_.gathered += total;
+    note_transfer(step, total);
+    if (trace_ != nullptr) trace_->gathered_bytes += total;
+    return {};
+  }
+
+  template <typename S>
+  Status detach(S& state, const TransferStep& t) {
+    Held& h = held_[static_cast<size_t>(t.held)];
+    HR_TRY(state.wait(h));
+    h.here = false;
+    h.record = -1;
+    return {};
+  }
+
+  void finish() {
+    if (trace_ != nullptr) trace_->total_ns = now_ns() - start_;
+    for (Held& h : held_) h.record = -1;
+  }
+
+ private:
+  void note_transfer(size_t step, Bytes bytes) {
+    if (trace_ == nullptr) return;
+    TraceRecord& r = trace_->records[step];
+    r.begin_ns = r.end_ns = now_ns() - start_;
+    r.bytes = bytes;
+  }
+
+  Executor::Moved& moved_;
+  std::vector<Held>& held_;
+  Prepared& p_;
+  const StepRows& rows_;
+  Trace* trace_;
+  Nanos start_;
+};
+
+template <typename S>
+Status enter(S& state, Prepared& p) {
+  if (state.current == &p && p.program.cyclic) return {};
+  std::vector<bool> expected(state.held.size(), false);
+  for (const Prepared::Entry& e : p.entry) {
+    Held& h = state.held[static_cast<size_t>(e.held)];
+    HR_CHECK(h.here && h.offset == e.offset, "a program is entered from another state");
+    expected[static_cast<size_t>(e.held)] = true;
+  }
+  for (size_t i = 0; i < state.held.size(); ++i) {
+    if (expected[i] || !state.held[i].here) continue;
+    HR_TRY(state.wait(state.held[i]));
+    state.held[i].here = false;
+  }
+  for (const Prepared::Constant& c : p.constants) {
+    std::memcpy(c.to, c.values->data(), c.values->size() * sizeof(float));
+  }
+  state.current = &p;
+  return {};
+}
+
+template <typename S>
+Status walk(S& state, Prepared& p, Run& run, const std::atomic<bool>* cancel) {
+  const auto& instrs = p.program.instrs;
+  for (size_t s = 0; s < instrs.size(); ++s) {
+    const size_t at = static_cast<size_t>(p.index[s]);
+    Status status;
+    switch (instrs[s].kind) {
+      case InstrKind::kCompute:
+        if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
+          return error(Code::kCancelled, "stopped on request");
+        }
+        status = run.compute(state, p.computes[at], s);
+        break;
+      case InstrKind::kLoad: status = run.load(state, instrs[s], p.transfers[at], s); break;
+      case InstrKind::kGather: status = run.gather(state, instrs[s], p.transfers[at], s); break;
+      case InstrKind::kDetach: status = run.detach(state, p.transfers[at]); break;
+      case InstrKind::kStore:
+        status = error(Code::kUnsupported, "a Store in an inference program");
+        break;
+    }
+    if (!status.ok()) {
+      const bool compute = instrs[s].kind == InstrKind::kCompute;
+      return status.within("at " + (compute ? p.computes[at].op->name
+                                            : p.transfers[at].tensor->name));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Executor::Executor(Arena& arena, std::vector<Tier*> tiers, ThreadPool& pool)
+    : state_(std::make_unique<State>(arena, std::move(tiers), pool)) {}
+
+Executor::~Executor() { state_->drain(); }
+
+Result<PreparedPtr> Executor::prepare(Program program) {
+  HR_ASSIGN(PreparedPtr prepared,
+            prepare_program(std::move(program), state_->arena, state_->names));
+  state_->held.resize(state_->names.size());
+  state_->gathers.reserve(static_cast<size_t>(prepared->program.graph->max_rows));
+  return prepared;
+}
+
+const Program& Executor::program_of(const Prepared& prepared) { return prepared.program; }
+
+Status Executor::run(Prepared& prepared, const StepRows& rows, Trace* trace,
+                     const std::atomic<bool>* cancel) {
+  HR_CHECK(!state_->broken, "a run after an error");
+  HR_CHECK(rows.rows() >= 1 && rows.rows() <= prepared.program.graph->max_rows,
+           "rows within what the program was planned for");
+  Status status = enter(*state_, prepared);
+  if (status.ok()) {
+    Run run(state_->moved, state_->held, prepared, rows, trace);
+    status = walk(*state_, prepared, run, cancel);
+    run.finish();
+  }
+  if (!status.ok()) state_->drain();
+  return status;
+}
+
+std::span<const float> Executor::output(const Prepared& prepared, std::string_view name) const {
+  const Program& p = prepared.program;
+  for (const Residency& r : p.residencies) {
+    if (!r.tensor.valid()) continue;
+    const Tensor& t = p.graph->at(r.tensor);
+    if (t.role != Role::kOutput || t.name != name) continue;
+    const std::span<std::byte> bytes = state_->arena.at(r.offset, t.bytes);
+    return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+  }
+  return {};
+}
+
+const Executor::Moved& Executor::moved() const { return state_->moved; }
+
+}  // namespace headrace
