@@ -13,8 +13,8 @@ Status set_bytes(WeightInfo* weight) {
   if (weight->cols % block != 0) {
     return error(Code::kBadFile,
                  "tensor '%s': its rows of %lld elements are not whole %s blocks of %d",
-                 name.c_str(), static_cast<long long>(weight->cols), name_of(weight->dtype),
-                 block);
+                 name.c_str(), static_cast<long long>(weight->cols),
+                 name_of(weight->dtype), block);
   }
   int64_t elements = 0;
   if (__builtin_mul_overflow(weight->rows, weight->cols, &elements) ||
@@ -39,12 +39,13 @@ Status check_overlaps(const std::vector<WeightInfo>& weights) {
     const WeightInfo& after = *order[i];
     if (before.source.file != after.source.file) continue;
     if (before.source.offset + before.source.bytes <= after.source.offset) continue;
-    return error(Code::kBadFile,
-                 "tensors '%s' (%lld bytes at %lld) and '%s' (%lld bytes at %lld) overlap",
-                 printable(before.name).c_str(), static_cast<long long>(before.source.bytes),
-                 static_cast<long long>(before.source.offset), printable(after.name).c_str(),
-                 static_cast<long long>(after.source.bytes),
-                 static_cast<long long>(after.source.offset));
+    return error(
+        Code::kBadFile,
+        "tensors '%s' (%lld bytes at %lld) and '%s' (%lld bytes at %lld) overlap",
+        printable(before.name).c_str(), static_cast<long long>(before.source.bytes),
+        static_cast<long long>(before.source.offset), printable(after.name).c_str(),
+        static_cast<long long>(after.source.bytes),
+        static_cast<long long>(after.source.offset));
   }
   return {};
 }
@@ -56,7 +57,8 @@ Status sort_by_name(std::vector<WeightInfo>* weights) {
       weights->begin(), weights->end(),
       [](const WeightInfo& a, const WeightInfo& b) { return a.name == b.name; });
   if (twice == weights->end()) return {};
-  return error(Code::kBadFile, "tensor '%s' is there twice", printable(twice->name).c_str());
+  return error(Code::kBadFile, "tensor '%s' is there twice",
+               printable(twice->name).c_str());
 }
 
 }  // namespace headrace

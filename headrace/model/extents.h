@@ -7,11 +7,12 @@
 
 namespace headrace {
 
-// No weight has more elements, rows or columns: 2^48 keeps every product of ours in 63 bits.
+// No weight has more elements, rows or columns: 2^48 keeps every product of ours in 63
+// bits.
 constexpr int64_t kMaxElements = int64_t{1} << 48;
 
-// Sets source.bytes from shape and type. kBadFile when the columns are not whole blocks or the
-// number of elements exceeds kMaxElements.
+// Sets source.bytes from shape and type. kBadFile when the columns are not whole blocks
+// or the number of elements exceeds kMaxElements.
 Status set_bytes(WeightInfo* weight);
 // kBadFile when two extents of the same file overlap, with both names and extents.
 Status check_overlaps(const std::vector<WeightInfo>& weights);

@@ -34,13 +34,20 @@ Result<FileReader> FileReader::open(const std::string& path) {
 }
 
 FileReader::FileReader(std::string path, int descriptor, Bytes size)
-    : path_(std::move(path)), descriptor_(descriptor), size_(size),
+    : path_(std::move(path)),
+      descriptor_(descriptor),
+      size_(size),
       buffer_(new std::byte[kBufferBytes]) {}
 
 FileReader::FileReader(FileReader&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(other.descriptor_), size_(other.size_),
-      buffer_(std::move(other.buffer_)), begin_(other.begin_), filled_(other.filled_),
-      next_(other.next_), furthest_(other.furthest_) {
+    : path_(std::move(other.path_)),
+      descriptor_(other.descriptor_),
+      size_(other.size_),
+      buffer_(std::move(other.buffer_)),
+      begin_(other.begin_),
+      filled_(other.filled_),
+      next_(other.next_),
+      furthest_(other.furthest_) {
   other.descriptor_ = -1;
 }
 
@@ -51,10 +58,11 @@ FileReader::~FileReader() {
 }
 
 Status FileReader::past_end(Bytes wanted, const char* what) const {
-  return error(Code::kBadFile,
-               "%s: the file ends at byte %lld, inside %s (%lld bytes wanted at byte %lld)",
-               path_.c_str(), static_cast<long long>(size_), what,
-               static_cast<long long>(wanted), static_cast<long long>(position()));
+  return error(
+      Code::kBadFile,
+      "%s: the file ends at byte %lld, inside %s (%lld bytes wanted at byte %lld)",
+      path_.c_str(), static_cast<long long>(size_), what, static_cast<long long>(wanted),
+      static_cast<long long>(position()));
 }
 
 Status FileReader::fill() {

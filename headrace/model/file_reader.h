@@ -1,9 +1,11 @@
 // FileReader: reads the header of a model file forward, through one small buffer.
 //
 // Promises
-//   1. 256 KiB of memory whatever the file; no mapping; bytes past the header are not read but
+//   1. 256 KiB of memory whatever the file; no mapping; bytes past the header are not
+//   read but
 //      for the rest of the last buffer.
-//   2. Reading past the end is kBadFile that says what was being read and where the file ends;
+//   2. Reading past the end is kBadFile that says what was being read and where the file
+//   ends;
 //      a refusal of the system is kIo with file, offset and errno.
 //   3. The page cache that reading filled is given back when the reader is destroyed.
 #pragma once
@@ -56,14 +58,14 @@ class FileReader {
   int descriptor_ = -1;
   Bytes size_ = 0;
   std::unique_ptr<std::byte[]> buffer_;
-  Bytes begin_ = 0;    // file offset of buffer_[0]
-  Bytes filled_ = 0;   // bytes of the buffer that hold file bytes
-  Bytes next_ = 0;     // index in the buffer of the next byte
-  Bytes furthest_ = 0; // how far the file was read: what the page cache may hold
+  Bytes begin_ = 0;     // file offset of buffer_[0]
+  Bytes filled_ = 0;    // bytes of the buffer that hold file bytes
+  Bytes next_ = 0;      // index in the buffer of the next byte
+  Bytes furthest_ = 0;  // how far the file was read: what the page cache may hold
 };
 
-// Text of a file made safe to print: bytes that are not printable ASCII become \xNN, and long
-// text is cut.
+// Text of a file made safe to print: bytes that are not printable ASCII become \xNN, and
+// long text is cut.
 std::string printable(std::string_view text);
 
 }  // namespace headrace

@@ -15,8 +15,8 @@ namespace {
 // Bounds that no real file comes near; they keep a corrupt count from filling the memory.
 constexpr uint64_t kMaxKeys = 1 << 16;
 constexpr uint64_t kMaxTensors = 1 << 20;
-constexpr uint64_t kMaxKeyBytes = 65535;       // the specification's bound
-constexpr uint64_t kMaxNameBytes = 255;        // the specification says 64
+constexpr uint64_t kMaxKeyBytes = 65535;  // the specification's bound
+constexpr uint64_t kMaxNameBytes = 255;   // the specification says 64
 constexpr uint64_t kMaxStringBytes = 64 << 20;
 constexpr uint64_t kMaxArrayEntries = 1 << 26;
 constexpr uint64_t kMaxPoolBytes = 1u << 30;
@@ -32,21 +32,33 @@ struct GgmlType {
 
 constexpr std::optional<DType> kNone;
 constexpr GgmlType kGgmlTypes[] = {
-    {0, "F32", DType::kF32},      {1, "F16", DType::kF16},      {2, "Q4_0", DType::kQ4_0},
-    {3, "Q4_1", DType::kQ4_1},    {6, "Q5_0", DType::kQ5_0},    {7, "Q5_1", DType::kQ5_1},
-    {8, "Q8_0", DType::kQ8_0},    {9, "Q8_1", kNone},           {10, "Q2_K", DType::kQ2_K},
-    {11, "Q3_K", DType::kQ3_K},   {12, "Q4_K", DType::kQ4_K},   {13, "Q5_K", DType::kQ5_K},
-    {14, "Q6_K", DType::kQ6_K},   {15, "Q8_K", kNone},          {16, "IQ2_XXS", kNone},
-    {17, "IQ2_XS", kNone},        {18, "IQ3_XXS", kNone},       {19, "IQ1_S", kNone},
-    {20, "IQ4_NL", kNone},        {21, "IQ3_S", kNone},         {22, "IQ2_S", kNone},
-    {23, "IQ4_XS", kNone},        {24, "I8", DType::kI8},       {25, "I16", kNone},
-    {26, "I32", DType::kI32},     {27, "I64", kNone},           {28, "F64", kNone},
-    {29, "IQ1_M", kNone},         {30, "BF16", DType::kBF16},   {34, "TQ1_0", kNone},
-    {35, "TQ2_0", kNone},         {39, "MXFP4", kNone},         {40, "NVFP4", kNone},
+    {0, "F32", DType::kF32},    {1, "F16", DType::kF16},    {2, "Q4_0", DType::kQ4_0},
+    {3, "Q4_1", DType::kQ4_1},  {6, "Q5_0", DType::kQ5_0},  {7, "Q5_1", DType::kQ5_1},
+    {8, "Q8_0", DType::kQ8_0},  {9, "Q8_1", kNone},         {10, "Q2_K", DType::kQ2_K},
+    {11, "Q3_K", DType::kQ3_K}, {12, "Q4_K", DType::kQ4_K}, {13, "Q5_K", DType::kQ5_K},
+    {14, "Q6_K", DType::kQ6_K}, {15, "Q8_K", kNone},        {16, "IQ2_XXS", kNone},
+    {17, "IQ2_XS", kNone},      {18, "IQ3_XXS", kNone},     {19, "IQ1_S", kNone},
+    {20, "IQ4_NL", kNone},      {21, "IQ3_S", kNone},       {22, "IQ2_S", kNone},
+    {23, "IQ4_XS", kNone},      {24, "I8", DType::kI8},     {25, "I16", kNone},
+    {26, "I32", DType::kI32},   {27, "I64", kNone},         {28, "F64", kNone},
+    {29, "IQ1_M", kNone},       {30, "BF16", DType::kBF16}, {34, "TQ1_0", kNone},
+    {35, "TQ2_0", kNone},       {39, "MXFP4", kNone},       {40, "NVFP4", kNone},
 };
 
 enum ValueType : uint32_t {
-  kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64,
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kF32,
+  kBool,
+  kString,
+  kArray,
+  kU64,
+  kI64,
+  kF64,
 };
 
 // What one file of a model holds.
@@ -125,7 +137,8 @@ Status Parser::preamble() {
   HR_ASSIGN(tensors_, in_.number<uint64_t>("the number of tensors"));
   HR_ASSIGN(keys_, in_.number<uint64_t>("the number of keys"));
   if (tensors_ > kMaxTensors) {
-    return bad(Code::kBadFile, "%llu tensors are said to follow; at most %llu are accepted",
+    return bad(Code::kBadFile,
+               "%llu tensors are said to follow; at most %llu are accepted",
                static_cast<unsigned long long>(tensors_),
                static_cast<unsigned long long>(kMaxTensors));
   }
@@ -140,12 +153,13 @@ Status Parser::preamble() {
 Result<std::string> Parser::string(uint64_t most, const char* what) {
   HR_ASSIGN(const uint64_t length, in_.number<uint64_t>(what));
   if (length > most || length > static_cast<uint64_t>(in_.remaining())) {
-    return bad(Code::kBadFile,
-               "%s at byte %lld is said to have %llu bytes; %lld are left of the file and "
-               "at most %llu are accepted",
-               what, static_cast<long long>(in_.position() - 8),
-               static_cast<unsigned long long>(length), static_cast<long long>(in_.remaining()),
-               static_cast<unsigned long long>(most));
+    return bad(
+        Code::kBadFile,
+        "%s at byte %lld is said to have %llu bytes; %lld are left of the file and "
+        "at most %llu are accepted",
+        what, static_cast<long long>(in_.position() - 8),
+        static_cast<unsigned long long>(length), static_cast<long long>(in_.remaining()),
+        static_cast<unsigned long long>(most));
   }
   std::string out(length, '\0');
   HR_TRY(in_.read(out.data(), static_cast<Bytes>(length), what));
@@ -209,14 +223,16 @@ Status Parser::value(uint32_t type, MetaValue* out) {
     }
     case kArray: return array(out);
     default:
-      return bad(Code::kBadFile, "value type %u is not one of the format's (0 to 12)", type);
+      return bad(Code::kBadFile, "value type %u is not one of the format's (0 to 12)",
+                 type);
   }
 }
 
 template <typename Stored, typename Held>
 Status Parser::number_array(uint64_t count, MetaValue* out) {
   if (count * sizeof(Stored) > static_cast<uint64_t>(in_.remaining())) {
-    return bad(Code::kBadFile, "an array of %llu numbers of %zu bytes; %lld bytes are left",
+    return bad(Code::kBadFile,
+               "an array of %llu numbers of %zu bytes; %lld bytes are left",
                static_cast<unsigned long long>(count), sizeof(Stored),
                static_cast<long long>(in_.remaining()));
   }
@@ -251,7 +267,8 @@ Status Parser::bool_array(uint64_t count, MetaValue* out) {
   return {};
 }
 
-// Two passes over the file, lengths first, so that the pool is allocated once at its final size.
+// Two passes over the file, lengths first, so that the pool is allocated once at its
+// final size.
 Status Parser::string_array(uint64_t count, MetaValue* out) {
   if (count * 8 > static_cast<uint64_t>(in_.remaining())) {
     return bad(Code::kBadFile, "an array of %llu strings; %lld bytes are left",
@@ -264,7 +281,8 @@ Status Parser::string_array(uint64_t count, MetaValue* out) {
     HR_ASSIGN(const uint64_t length, in_.number<uint64_t>("the length of a string"));
     if (length > static_cast<uint64_t>(in_.remaining())) {
       return bad(Code::kBadFile, "string %llu is said to have %llu bytes; %lld are left",
-                 static_cast<unsigned long long>(i), static_cast<unsigned long long>(length),
+                 static_cast<unsigned long long>(i),
+                 static_cast<unsigned long long>(length),
                  static_cast<long long>(in_.remaining()));
     }
     total += length;
@@ -314,7 +332,8 @@ Status Parser::array(MetaValue* out) {
     case kString: return string_array(count, out);
     case kArray: return bad(Code::kUnsupported, "an array of arrays is not supported");
     default:
-      return bad(Code::kBadFile, "value type %u is not one of the format's (0 to 12)", type);
+      return bad(Code::kBadFile, "value type %u is not one of the format's (0 to 12)",
+                 type);
   }
 }
 
@@ -330,7 +349,8 @@ Status Parser::read_alignment() {
   if (n < 8 || n > kMaxAlignment || (n & (n - 1)) != 0) {
     return bad(Code::kBadFile,
                "key 'general.alignment' is %lld, not a power of two from 8 to %llu",
-               static_cast<long long>(*value), static_cast<unsigned long long>(kMaxAlignment));
+               static_cast<long long>(*value),
+               static_cast<unsigned long long>(kMaxAlignment));
   }
   alignment_ = *value;
   return {};
@@ -344,8 +364,8 @@ Result<DType> Parser::tensor_type(const std::string& name) {
     return bad(Code::kUnsupported, "tensor '%s' has type %s (%u), which is not supported",
                name.c_str(), type.name, id);
   }
-  return bad(Code::kUnsupported, "tensor '%s' has type %u, which is not known", name.c_str(),
-             id);
+  return bad(Code::kUnsupported, "tensor '%s' has type %u, which is not known",
+             name.c_str(), id);
 }
 
 // Dimensions, innermost first: the first becomes `cols`, the product of the rest `rows`.
@@ -353,7 +373,8 @@ Status Parser::tensor_shape(WeightInfo* weight) {
   const std::string name = printable(weight->name);
   HR_ASSIGN(const uint32_t dims, in_.number<uint32_t>("the dimensions of a tensor"));
   if (dims < 1 || dims > 4) {
-    return bad(Code::kBadFile, "tensor '%s' has %u dimensions, not 1 to 4", name.c_str(), dims);
+    return bad(Code::kBadFile, "tensor '%s' has %u dimensions, not 1 to 4", name.c_str(),
+               dims);
   }
   for (uint32_t d = 0; d < dims; ++d) {
     HR_ASSIGN(const uint64_t n, in_.number<uint64_t>("a dimension of a tensor"));
@@ -401,11 +422,12 @@ Status Parser::place(const std::vector<uint64_t>& offsets) {
     WeightInfo& weight = part_.weights[i];
     if (weight.source.bytes > space ||
         offsets[i] > static_cast<uint64_t>(space - weight.source.bytes)) {
-      return bad(Code::kBadFile,
-                 "tensor '%s' (%lld bytes at offset %llu of the data) ends past the end of "
-                 "the file; the data section has %lld bytes",
-                 printable(weight.name).c_str(), static_cast<long long>(weight.source.bytes),
-                 static_cast<unsigned long long>(offsets[i]), static_cast<long long>(space));
+      return bad(
+          Code::kBadFile,
+          "tensor '%s' (%lld bytes at offset %llu of the data) ends past the end of "
+          "the file; the data section has %lld bytes",
+          printable(weight.name).c_str(), static_cast<long long>(weight.source.bytes),
+          static_cast<unsigned long long>(offsets[i]), static_cast<long long>(space));
     }
     weight.source.offset = data + static_cast<Bytes>(offsets[i]);
   }
@@ -439,9 +461,11 @@ void append(Part part, const std::string& path, ModelFile* model) {
 }
 
 // "NAME-00002-of-00003.gguf" without its last 20 characters, or nothing.
-std::optional<std::string> split_stem(const std::string& path, int64_t no, int64_t count) {
-  const std::string tail = text_of("-%05lld-of-%05lld.gguf", static_cast<long long>(no + 1),
-                                   static_cast<long long>(count));
+std::optional<std::string> split_stem(const std::string& path, int64_t no,
+                                      int64_t count) {
+  const std::string tail =
+      text_of("-%05lld-of-%05lld.gguf", static_cast<long long>(no + 1),
+              static_cast<long long>(count));
   if (!path.ends_with(tail)) return std::nullopt;
   return path.substr(0, path.size() - tail.size());
 }
@@ -462,8 +486,10 @@ Result<ModelFile> open_parts(const std::string& stem, int64_t count) {
     HR_ASSIGN(const int64_t said_no, part_int(part, "split.no", -1));
     HR_ASSIGN(const int64_t said_count, part_int(part, "split.count", -1));
     if (said_no != no || said_count != count) {
-      return error(Code::kBadFile, "%s: split.no is %lld and split.count is %lld, not %lld "
-                   "and %lld", path.c_str(), static_cast<long long>(said_no),
+      return error(Code::kBadFile,
+                   "%s: split.no is %lld and split.count is %lld, not %lld "
+                   "and %lld",
+                   path.c_str(), static_cast<long long>(said_no),
                    static_cast<long long>(said_count), static_cast<long long>(no),
                    static_cast<long long>(count));
     }
@@ -473,9 +499,9 @@ Result<ModelFile> open_parts(const std::string& stem, int64_t count) {
     append(std::move(part), path, &model);
   }
   if (promised >= 0 && promised != static_cast<int64_t>(model.weights.size())) {
-    return error(Code::kBadFile, "%s: split.tensors.count is %lld, but the parts have %zu",
-                 model.paths[0].c_str(), static_cast<long long>(promised),
-                 model.weights.size());
+    return error(
+        Code::kBadFile, "%s: split.tensors.count is %lld, but the parts have %zu",
+        model.paths[0].c_str(), static_cast<long long>(promised), model.weights.size());
   }
   return model;
 }
@@ -489,15 +515,18 @@ Result<ModelFile> open_gguf(const std::string& path) {
   ModelFile model;
   if (count > 1) {
     if (count > kMaxParts || no < 0 || no >= count) {
-      return error(Code::kBadFile, "%s: split.no is %lld of split.count %lld", path.c_str(),
-                   static_cast<long long>(no), static_cast<long long>(count));
+      return error(Code::kBadFile, "%s: split.no is %lld of split.count %lld",
+                   path.c_str(), static_cast<long long>(no),
+                   static_cast<long long>(count));
     }
     const auto stem = split_stem(path, no, count);
     if (!stem) {
-      return error(Code::kBadFile, "%s: part %lld of %lld, but its name does not end in "
-                   "-%05lld-of-%05lld.gguf, so the others cannot be found", path.c_str(),
-                   static_cast<long long>(no + 1), static_cast<long long>(count),
-                   static_cast<long long>(no + 1), static_cast<long long>(count));
+      return error(Code::kBadFile,
+                   "%s: part %lld of %lld, but its name does not end in "
+                   "-%05lld-of-%05lld.gguf, so the others cannot be found",
+                   path.c_str(), static_cast<long long>(no + 1),
+                   static_cast<long long>(count), static_cast<long long>(no + 1),
+                   static_cast<long long>(count));
     }
     part = Part();  // its big arrays must not be held twice
     HR_ASSIGN(model, open_parts(*stem, count));

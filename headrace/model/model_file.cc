@@ -25,10 +25,19 @@ size_t MetaValue::size() const {
 }
 
 const char* MetaValue::type_name() const {
-  static constexpr const char* kNames[] = {
-      "an integer", "a number", "a bool", "a string", "an array of strings",
-      "an array of bools", "an array of int8", "an array of uint8", "an array of int32",
-      "an array of int64", "an array of float32", "an array of float64", "null"};
+  static constexpr const char* kNames[] = {"an integer",
+                                           "a number",
+                                           "a bool",
+                                           "a string",
+                                           "an array of strings",
+                                           "an array of bools",
+                                           "an array of int8",
+                                           "an array of uint8",
+                                           "an array of int32",
+                                           "an array of int64",
+                                           "an array of float32",
+                                           "an array of float64",
+                                           "null"};
   static_assert(std::size(kNames) == std::variant_size_v<decltype(value)>);
   return kNames[value.index()];
 }
@@ -64,7 +73,8 @@ Status ModelFile::wrong_type(std::string_view key, const MetaValue& value,
                value.type_name(), wanted);
 }
 
-Result<int64_t> ModelFile::need_int(std::string_view key, int64_t min, int64_t max) const {
+Result<int64_t> ModelFile::need_int(std::string_view key, int64_t min,
+                                    int64_t max) const {
   const MetaValue* value = find(key);
   if (value == nullptr) return missing(key);
   const int64_t* held = value->as<int64_t>();
@@ -84,8 +94,8 @@ Result<double> ModelFile::need_number(std::string_view key) const {
   const double* held = value->as<double>();
   if (held == nullptr) return wrong_type(key, *value, "a number");
   if (!std::isfinite(*held)) {
-    return error(Code::kBadFile, "key '%s' is %g, not a finite number", printable(key).c_str(),
-                 *held);
+    return error(Code::kBadFile, "key '%s' is %g, not a finite number",
+                 printable(key).c_str(), *held);
   }
   return *held;
 }
@@ -122,7 +132,8 @@ Result<bool> ModelFile::bool_or(std::string_view key, bool otherwise) const {
   return need_bool(key);
 }
 
-Result<std::string> ModelFile::string_or(std::string_view key, std::string otherwise) const {
+Result<std::string> ModelFile::string_or(std::string_view key,
+                                         std::string otherwise) const {
   if (find(key) == nullptr) return otherwise;
   return need_string(key);
 }
@@ -151,10 +162,11 @@ Result<std::string> gguf_of_folder(const std::string& folder) {
     return error(Code::kIo, "%s: cannot list: %s", folder.c_str(), ec.message().c_str());
   }
   if (found.size() != 1) {
-    return error(Code::kBadFile,
-                 "%s: a model folder holds config.json, or exactly one .gguf model; this one "
-                 "has no config.json and %zu .gguf models",
-                 folder.c_str(), found.size());
+    return error(
+        Code::kBadFile,
+        "%s: a model folder holds config.json, or exactly one .gguf model; this one "
+        "has no config.json and %zu .gguf models",
+        folder.c_str(), found.size());
   }
   return found[0];
 }

@@ -1,18 +1,24 @@
-// ModelFile: what a model's files say, before anybody asks what the model is. One view of a
-// GGUF file (split ones too) and of a Hugging Face folder.
+// ModelFile: what a model's files say, before anybody asks what the model is. One view of
+// a GGUF file (split ones too) and of a Hugging Face folder.
 //
 // Vocabulary
-//   metadata  the key/value pairs of a GGUF header, or the members of config.json, flattened:
+//   metadata  the key/value pairs of a GGUF header, or the members of config.json,
+//   flattened:
 //             {"rope_scaling": {"factor": 8}} is the key "rope_scaling.factor".
-//   weight    a named matrix [rows, cols] that is one extent of one file. Its bytes are not
+//   weight    a named matrix [rows, cols] that is one extent of one file. Its bytes are
+//   not
 //             read here. Names are GGUF's ("blk.3.ffn_up.weight") in either format.
-//   big array an array of metadata with one entry a token (texts, merges, scores, kinds): up
+//   big array an array of metadata with one entry a token (texts, merges, scores, kinds):
+//   up
 //             to 262k entries, so it is held packed and can be moved out with take().
 //
 // Promises
-//   1. Every count, length, offset, dimension and type of a file is checked before it is used:
-//      extents lie inside their file, do not overlap, and have the bytes their shape needs.
-//   2. Opening reads headers only, through one small buffer, and never maps a file. The peak
+//   1. Every count, length, offset, dimension and type of a file is checked before it is
+//   used:
+//      extents lie inside their file, do not overlap, and have the bytes their shape
+//      needs.
+//   2. Opening reads headers only, through one small buffer, and never maps a file. The
+//   peak
 //      memory of opening stays near what the returned ModelFile holds.
 //   3. A ModelFile is a plain value: no descriptor stays open; copies are independent.
 #pragma once
@@ -50,8 +56,8 @@ struct StringList {
 
 // One value of the metadata. Integers of every width are int64_t, floats of both widths
 // double. Arrays are packed: int8 and uint8 as bytes, int16, uint16 and int32 as int32_t,
-// uint32 and wider as int64_t, float32 as float, float64 as double, strings as a StringList.
-// monostate is JSON's null.
+// uint32 and wider as int64_t, float32 as float, float64 as double, strings as a
+// StringList. monostate is JSON's null.
 struct MetaValue {
   using Bools = std::vector<bool>;
   std::variant<int64_t, double, bool, std::string, StringList, Bools, std::vector<int8_t>,
@@ -78,7 +84,8 @@ struct MetaValue {
 struct WeightInfo {
   std::string name;  // "blk.3.ffn_up.weight"
   DType dtype = DType::kF32;
-  // [rows, cols], cols contiguous; vectors are [1, cols]; a third dimension counts as rows.
+  // [rows, cols], cols contiguous; vectors are [1, cols]; a third dimension counts as
+  // rows.
   int64_t rows = 1;
   int64_t cols = 0;
   FileExtent source;
@@ -88,10 +95,10 @@ enum class ModelFormat : uint8_t { kGguf, kHuggingFace };
 
 struct ModelFile {
   ModelFormat format = ModelFormat::kGguf;
-  std::string folder;              // a Hugging Face model's folder; empty for GGUF
-  std::vector<std::string> paths;  // FileExtent::file is an index of it
-  std::vector<Bytes> file_bytes;   // sizes of the files, in the order of `paths`
-  std::vector<WeightInfo> weights;             // ordered by name
+  std::string folder;               // a Hugging Face model's folder; empty for GGUF
+  std::vector<std::string> paths;   // FileExtent::file is an index of it
+  std::vector<Bytes> file_bytes;    // sizes of the files, in the order of `paths`
+  std::vector<WeightInfo> weights;  // ordered by name
   std::map<std::string, MetaValue, std::less<>> metadata;
 
   // The value of the key; null when there is none or it is JSON's null. Valid while the
@@ -106,8 +113,8 @@ struct ModelFile {
   template <typename T>
   Result<T> take(std::string_view key);
 
-  // Typed reading. An absent key, another type or an integer outside [min, max] is kBadFile
-  // naming the key; integers are accepted where a number is asked for.
+  // Typed reading. An absent key, another type or an integer outside [min, max] is
+  // kBadFile naming the key; integers are accepted where a number is asked for.
   Result<int64_t> need_int(std::string_view key, int64_t min, int64_t max) const;
   Result<double> need_number(std::string_view key) const;
   Result<bool> need_bool(std::string_view key) const;
@@ -125,10 +132,11 @@ struct ModelFile {
                            const char* wanted);
 };
 
-// Opens a .gguf file (any part of a split one opens all parts), a folder with config.json and
-// *.safetensors (with or without an index), or a folder that holds exactly one GGUF model.
-// kIo: a file cannot be opened or read; kBadFile: it breaks its format, and key or tensor are
-// named; kUnsupported: it is valid but uses something we do not read, named.
+// Opens a .gguf file (any part of a split one opens all parts), a folder with config.json
+// and
+// *.safetensors (with or without an index), or a folder that holds exactly one GGUF
+// model. kIo: a file cannot be opened or read; kBadFile: it breaks its format, and key or
+// tensor are named; kUnsupported: it is valid but uses something we do not read, named.
 Result<ModelFile> open_model(const std::string& path);
 
 // Sum of the bytes of all weights.

@@ -15,7 +15,8 @@ Status check(const RopeConfig& rope, int64_t head_dim) {
     return error(Code::kBadFile, "the rope base is %g, not above 1", rope.base);
   }
   if (!(rope.factor > 0) || !std::isfinite(rope.factor)) {
-    return error(Code::kBadFile, "the rope scaling factor is %g, not above 0", rope.factor);
+    return error(Code::kBadFile, "the rope scaling factor is %g, not above 0",
+                 rope.factor);
   }
   const bool banded =
       rope.scaling == RopeScaling::kLlama3 || rope.scaling == RopeScaling::kYarn;
@@ -49,7 +50,8 @@ Status check(const RopeConfig& rope, int64_t head_dim) {
 // Llama 3.1: wavelengths shorter than original / high are kept, those longer than
 // original / low are divided by the factor, between them the two are blended.
 double llama3(const RopeConfig& rope, double frequency) {
-  const double turns = rope.original_context * frequency / kTwoPi;  // context / wavelength
+  const double turns =
+      rope.original_context * frequency / kTwoPi;  // context / wavelength
   if (turns > rope.high_freq_factor) return frequency;
   if (turns < rope.low_freq_factor) return frequency / rope.factor;
   const double blend =
@@ -57,19 +59,20 @@ double llama3(const RopeConfig& rope, double frequency) {
   return (1 - blend) * frequency / rope.factor + blend * frequency;
 }
 
-// YaRN: the pair (a real number) that makes `turns` rotations within the original context.
+// YaRN: the pair (a real number) that makes `turns` rotations within the original
+// context.
 double yarn_pair(const RopeConfig& rope, int64_t head_dim, double turns) {
   return static_cast<double>(head_dim) *
          std::log(rope.original_context / (turns * kTwoPi)) / (2 * std::log(rope.base));
 }
 
 double yarn(const RopeConfig& rope, int64_t head_dim, int64_t pair, double frequency) {
-  const double low =
-      std::max(std::floor(yarn_pair(rope, head_dim, rope.beta_fast)), 0.0);
+  const double low = std::max(std::floor(yarn_pair(rope, head_dim, rope.beta_fast)), 0.0);
   double high = std::min(std::ceil(yarn_pair(rope, head_dim, rope.beta_slow)),
                          static_cast<double>(head_dim - 1));
   if (high <= low) high = low + 0.001;
-  const double ramp = std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
+  const double ramp =
+      std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
   return frequency / rope.factor * ramp + frequency * (1 - ramp);
 }
 
