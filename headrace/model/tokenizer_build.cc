@@ -37,14 +37,27 @@ bool looks_like_marker(std::string_view text) {
          std::end(kMarkerNames);
 }
 
-// Some files call tokens "user defined" that steer the model; a user must not type those.
-void find_control_tokens(Vocabulary* v) {
-  if (v->kinds.empty()) return;
+// Some files give tokens that steer the model as "user defined" or even "normal"; a user must not
+// be able to type those, and a template must.
+void find_control_tokens(const TokenIndex& index, Vocabulary* v) {
+  if (v->kinds.empty()) v->kinds.assign(v->tokens.size(), TokenKind::kNormal);
   for (size_t i = 0; i < v->kinds.size(); ++i)
     if (v->kinds[i] == TokenKind::kUserDefined && looks_like_marker(v->tokens[i]))
       v->kinds[i] = TokenKind::kControl;
-  for (const int32_t id : {v->bos, v->eos, v->eot, v->eom})
-    if (id >= 0 && v->kinds[id] == TokenKind::kUserDefined) v->kinds[id] = TokenKind::kControl;
+  const auto make_control = [&](int32_t id) {
+    if (id < 0) return;
+    const bool marker = looks_like_marker(v->tokens[id]) || v->tokens[id] == "</s>" ||
+                        v->tokens[id] == "<s>";
+    if (v->kinds[id] == TokenKind::kUserDefined ||
+        (v->kinds[id] == TokenKind::kNormal && marker))
+      v->kinds[id] = TokenKind::kControl;
+  };
+  for (const int32_t id : {v->bos, v->eos, v->eot, v->eom}) make_control(id);
+  for (const std::string_view name : kEndNames)
+    if (looks_like_marker(name)) make_control(index.find(name));
+  // llama 2 and its heirs; elsewhere these texts may be HTML tags (gemma).
+  for (const std::string_view name : {"<s>", "</s>"})
+    if (const int32_t id = index.find(name); id >= 0 && id < 3) make_control(id);
 }
 
 Status check_id(const char* name, int32_t id, size_t tokens) {
@@ -95,8 +108,8 @@ Result<Tokenizer> Tokenizer::build(Vocabulary vocabulary) {
   auto state = std::make_unique<State>(std::move(splitter).value());
   state->vocabulary = std::move(vocabulary);
   Vocabulary& v = state->vocabulary;
-  find_control_tokens(&v);
   HR_TRY(state->index.build(&v.tokens));
+  find_control_tokens(state->index, &v);
   HR_TRY(state->merges.build(v.merges, v.merge_separator, state->index));
   v.merges = StringList();
   find_byte_tokens(state.get());
