@@ -51,6 +51,11 @@ struct Attention {
 };
 
 auto block_function() {
+  switch (current_isa()) {
+    case Isa::kAvx512Vnni: return attention_block_avx512;
+    case Isa::kAvx2: return attention_block_avx2;
+    case Isa::kScalar: break;
+  }
   return attention_block_reference;
 }
 

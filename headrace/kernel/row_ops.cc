@@ -68,6 +68,11 @@ const RowOps& reference_row_ops() {
 }
 
 const RowOps& row_ops() {
+  switch (current_isa()) {
+    case Isa::kAvx512Vnni: return avx512_row_ops();
+    case Isa::kAvx2: return avx2_row_ops();
+    case Isa::kScalar: break;
+  }
   return reference_row_ops();
 }
 

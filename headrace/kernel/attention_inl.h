@@ -1,0 +1,271 @@
+// Attention of a block written once over Lanes. Included by attention_avx2.cc and
+// attention_avx512.cc, each after its lanes_*.h.
+//
+// A tile of K and V is converted to f32 once and used by every query of the block. Queries are
+// taken a few at a time so that a loaded row of K or V serves several; each query's sums keep the
+// order that attention_reference.cc has.
+#pragma once
+
+#include "headrace/kernel/attention_block.h"
+#include "headrace/kernel/lanes_math.h"
+
+namespace headrace {
+namespace {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+struct Attend {
+  const AttentionShape& shape;
+  const AttentionBlock& block;
+  const int64_t d;       // padded head_dim
+  const int64_t queries;
+  float* k;              // [64][d]
+  float* v;              // [64][d]
+  float* q;              // [queries][d]
+  float* acc;            // [queries][d]
+  float* p;              // [queries][64]: scores, then their exponentials
+  float* max;            // [queries]
+  float* sum;            // [queries]
+
+  Attend(const AttentionShape& s, const AttentionBlock& b);
+
+  TileRange seen_by(int64_t query, int64_t tile) const {
+    return visible_in_tile(shape, block.position + query / block.heads, tile);
+  }
+  void load_queries();
+  void load_tile(int64_t tile, int64_t lo, int64_t hi);
+  void add_tile(int64_t tile);
+  template <int kQ, int kP>
+  void scores(int64_t query, int64_t position);
+  void all_scores(int64_t query, int64_t count, TileRange range);
+  void softmax(int64_t query, TileRange seen);
+  template <int kQ, int kL>
+  void values_part(int64_t query, int64_t i, TileRange range);
+  template <int kQ>
+  void values(int64_t query, TileRange range);
+  void all_values(int64_t query, int64_t count, TileRange range);
+  void store();
+};
+
+Attend::Attend(const AttentionShape& s, const AttentionBlock& b)
+    : shape(s),
+      block(b),
+      d(padded_head_dim(s.kv.head_dim)),
+      queries(b.rows * b.heads),
+      k(b.scratch),
+      v(k + kKvTile * d),
+      q(v + kKvTile * d),
+      acc(q + queries * d),
+      p(acc + queries * d),
+      max(p + queries * kKvTile),
+      sum(max + queries) {}
+
+void Attend::load_queries() {
+  const int64_t head_dim = shape.kv.head_dim;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    for (int64_t h = 0; h < block.heads; ++h) {
+      const int64_t query = row * block.heads + h;
+      const float* from = block.q + row * block.row_stride + h * head_dim;
+      for (int64_t i = 0; i < d; i += 16) {
+        const int64_t left = head_dim - i;
+        const Lanes x = left >= 16 ? Lanes::load(from + i) : Lanes::load(from + i, Part{left});
+        x.store(q + query * d + i);
+        Lanes::zero().store(acc + query * d + i);
+      }
+      max[query] = kMinusInfinity;
+      sum[query] = 0;
+    }
+  }
+}
+
+// Positions [lo, hi) of the tile as f32.
+void Attend::load_tile(int64_t tile, int64_t lo, int64_t hi) {
+  const uint16_t* k_half = kv_tile(shape, block, tile);
+  const uint16_t* v_half = k_half + shape.kv.tile_elements();
+  for (int64_t i = lo * d; i < hi * d; i += 16) Lanes::load_half(k_half + i).store(k + i);
+  for (int64_t i = lo * d; i < hi * d; i += 16) Lanes::load_half(v_half + i).store(v + i);
+}
+
+// Unscaled scores of kQ queries at kP positions.
+template <int kQ, int kP>
+inline void Attend::scores(int64_t query, int64_t position) {
+  static_assert(kQ * kP == kDots);
+  const float* q_at = q + query * d;
+  const float* k_at = k + position * d;
+  Lanes dot[kDots];
+  for (int i = 0; i < kDots; ++i) dot[i] = Lanes::zero();
+  for (int64_t i = 0; i < d; i += 16) {
+    Lanes x[kQ];
+    for (int a = 0; a < kQ; ++a) x[a] = Lanes::load(q_at + a * d + i);
+    for (int b = 0; b < kP; ++b) {
+      const Lanes y = Lanes::load(k_at + b * d + i);
+      for (int a = 0; a < kQ; ++a) dot[a * kP + b] = fma(x[a], y, dot[a * kP + b]);
+    }
+  }
+  float sums[kDots];
+  tree_sums(dot, sums);
+  for (int a = 0; a < kQ; ++a) {
+    float* to = p + (query + a) * kKvTile + position;
+    for (int b = 0; b < kP; ++b) to[b] = sums[a * kP + b];
+  }
+}
+
+// Scores of `count` <= kQueries queries over at least `range`; what is outside of it is not
+// meant to be looked at.
+void Attend::all_scores(int64_t query, int64_t count, TileRange range) {
+  if (count == kQueries) {
+    const int64_t first = range.lo / kPositions * kPositions;
+    for (int64_t j = first; j < range.hi; j += kPositions) {
+      scores<kQueries, kPositions>(query, j);
+    }
+    return;
+  }
+  for (int64_t one = query; one < query + count; ++one) {
+    const int64_t first = range.lo / kSinglePositions * kSinglePositions;
+    for (int64_t j = first; j < range.hi; j += kSinglePositions) {
+      scores<1, kSinglePositions>(one, j);
+    }
+  }
+}
+
+// Turns the scores of a query into weights, 0 where masked, and rescales its sum and accumulator.
+void Attend::softmax(int64_t query, TileRange seen) {
+  constexpr int kGroups = kKvTile / 16;
+  float* weights = p + query * kKvTile;
+  const Lanes scale = Lanes::splat(shape.scale), none = Lanes::splat(kMinusInfinity);
+  Lanes x[kGroups];
+  for (int g = 0; g < kGroups; ++g) x[g] = Lanes::load(weights + 16 * g) * scale;
+  if (shape.softcap > 0) {
+    for (Lanes& s : x) s = softcap_lanes(s, Lanes::splat(shape.softcap));
+  }
+  if (seen.lo > 0 || seen.hi < kKvTile) {
+    const Lanes lo = Lanes::splat(static_cast<float>(seen.lo));
+    const Lanes hi = Lanes::splat(static_cast<float>(seen.hi));
+    for (int g = 0; g < kGroups; ++g) {
+      const Lanes at = Lanes::index() + Lanes::splat(16.0f * static_cast<float>(g));
+      x[g] = where_less(at, lo, none, where_less(at, hi, x[g], none));
+    }
+  }
+  const float tile_max = headrace::max(headrace::max(x[0], x[1]),
+                                       headrace::max(x[2], x[3])).max_lane();
+  const float old_max = max[query], new_max = old_max < tile_max ? tile_max : old_max;
+  const Lanes rescale = exp_lanes(Lanes::splat(old_max - new_max));
+  Lanes lanes = Lanes::zero();
+  for (int g = 0; g < kGroups; ++g) {
+    const Lanes weight = exp_lanes(x[g] - Lanes::splat(new_max));
+    weight.store(weights + 16 * g);
+    lanes = lanes + weight;
+  }
+  float factor[16];
+  rescale.store(factor);
+  max[query] = new_max;
+  sum[query] = __builtin_fmaf(sum[query], factor[0], lanes.tree_sum());
+  if (factor[0] == 1.0f) return;
+  float* a = acc + query * d;
+  for (int64_t i = 0; i < d; i += 16) (Lanes::load(a + i) * rescale).store(a + i);
+}
+
+// acc += weights . V over `range`, kL groups of elements from i on, of kQ queries.
+template <int kQ, int kL>
+inline void Attend::values_part(int64_t query, int64_t i, TileRange range) {
+  float* to = acc + query * d + i;
+  const float* weights = p + query * kKvTile;
+  Lanes a[kQ * kL];
+  for (int x = 0; x < kQ; ++x) {
+    for (int l = 0; l < kL; ++l) a[x * kL + l] = Lanes::load(to + x * d + 16 * l);
+  }
+  for (int64_t j = range.lo; j < range.hi; ++j) {
+    Lanes row[kL];
+    for (int l = 0; l < kL; ++l) row[l] = Lanes::load(v + j * d + i + 16 * l);
+    for (int x = 0; x < kQ; ++x) {
+      const Lanes weight = Lanes::splat(weights[x * kKvTile + j]);
+      for (int l = 0; l < kL; ++l) a[x * kL + l] = fma(weight, row[l], a[x * kL + l]);
+    }
+  }
+  for (int x = 0; x < kQ; ++x) {
+    for (int l = 0; l < kL; ++l) a[x * kL + l].store(to + x * d + 16 * l);
+  }
+}
+
+template <int kQ>
+void Attend::values(int64_t query, TileRange range) {
+  if (range.lo >= range.hi) return;
+  int64_t i = 0;
+  for (; i + 16 * kValueLanes <= d; i += 16 * kValueLanes) {
+    values_part<kQ, kValueLanes>(query, i, range);
+  }
+  for (; i < d; i += 16) values_part<kQ, 1>(query, i, range);
+}
+
+void Attend::all_values(int64_t query, int64_t count, TileRange range) {
+  switch (count) {
+    case 4: return values<4>(query, range);
+    case 3: return values<3>(query, range);
+    case 2: return values<2>(query, range);
+    default: return values<1>(query, range);
+  }
+}
+
+void Attend::add_tile(int64_t tile) {
+  // The queries that see some of the tile are adjacent: positions and windows ascend.
+  int64_t begin = 0, end = queries;
+  const auto blind = [&](int64_t query) {
+    const TileRange seen = seen_by(query, tile);
+    return seen.lo >= seen.hi;
+  };
+  while (begin < end && blind(begin)) ++begin;
+  while (end > begin && blind(end - 1)) --end;
+  if (begin == end) return;
+  load_tile(tile, seen_by(begin, tile).lo, seen_by(end - 1, tile).hi);
+  for (int64_t query = begin; query < end; query += kQueries) {
+    const int64_t count = end - query < kQueries ? end - query : kQueries;
+    // Seen by any and by all of them: lo and hi never descend.
+    const TileRange first = seen_by(query, tile), last = seen_by(query + count - 1, tile);
+    all_scores(query, count, {first.lo, last.hi});
+    for (int64_t i = 0; i < count; ++i) softmax(query + i, seen_by(query + i, tile));
+    const TileRange common{last.lo, first.hi};
+    if (common.lo >= common.hi) {
+      for (int64_t i = 0; i < count; ++i) values<1>(query + i, seen_by(query + i, tile));
+      continue;
+    }
+    // What some see and others do not is added query by query, in order.
+    for (int64_t i = 0; i < count; ++i) {
+      values<1>(query + i, {seen_by(query + i, tile).lo, common.lo});
+    }
+    for (int64_t i = 0; i < count; i += kValueQueries) {
+      const int64_t some = count - i < kValueQueries ? count - i : kValueQueries;
+      all_values(query + i, some, common);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      values<1>(query + i, {common.hi, seen_by(query + i, tile).hi});
+    }
+  }
+}
+
+void Attend::store() {
+  const int64_t head_dim = shape.kv.head_dim;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    for (int64_t h = 0; h < block.heads; ++h) {
+      const int64_t query = row * block.heads + h;
+      const Lanes inverse = Lanes::splat(1.0f / sum[query]);
+      float* to = block.out + row * block.row_stride + h * head_dim;
+      for (int64_t i = 0; i < head_dim; i += 16) {
+        const Lanes x = Lanes::load(acc + query * d + i) * inverse;
+        const int64_t left = head_dim - i;
+        left >= 16 ? x.store(to + i) : x.store(to + i, Part{left});
+      }
+    }
+  }
+}
+
+inline void attend(const AttentionShape& shape, const AttentionBlock& block) {
+  Attend work(shape, block);
+  work.load_queries();
+  const int64_t last = block.position + block.rows - 1;
+  const int64_t first_tile = shape.first_visible(block.position) / kKvTile;
+  for (int64_t tile = first_tile; tile <= last / kKvTile; ++tile) work.add_tile(tile);
+  work.store();
+}
+
+}  // namespace
+}  // namespace headrace

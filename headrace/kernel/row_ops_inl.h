@@ -1,0 +1,104 @@
+// RowOps written once over Lanes. Included by row_ops_avx2.cc and row_ops_avx512.cc, each after
+// its lanes_*.h; the steps are those of row_ops.cc and float_math.cc in every lane.
+#pragma once
+
+#include "headrace/kernel/lanes_math.h"
+#include "headrace/kernel/row_ops.h"
+
+namespace headrace {
+namespace {
+
+// Calls body(i, Full) for every whole group of 16, then body(i, Part) for the rest.
+template <typename Body>
+inline void each_group(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) body(i, Full{});
+  if (i < n) body(i, Part{n - i});
+}
+
+double sum_squares(const float* x, int64_t n) {
+  DoubleLanes sum;
+  each_group(n, [&](int64_t i, auto size) { sum.add_square(Lanes::load(x + i, size)); });
+  return sum.tree_sum();
+}
+
+void scale_weight(const float* x, float scale, const float* weight, const float* residual,
+                  float* out, int64_t n) {
+  const Lanes factor = Lanes::splat(scale);
+  each_group(n, [&](int64_t i, auto size) {
+    Lanes y = Lanes::load(x + i, size) * factor * Lanes::load(weight + i, size);
+    if (residual != nullptr) y = Lanes::load(residual + i, size) + y;
+    y.store(out + i, size);
+  });
+}
+
+void rotate_halves(const float* x, const float* partner, const float* cosines,
+                   const float* sines, float* out, int64_t n) {
+  each_group(n, [&](int64_t i, auto size) {
+    const Lanes a = Lanes::load(x + i, size) * Lanes::load(cosines + i, size);
+    const Lanes b = Lanes::load(partner + i, size) * Lanes::load(sines + i, size);
+    (a + b).store(out + i, size);
+  });
+}
+
+void rotate(const float* x, const float* cosines, const float* sines, float* out, int64_t n,
+            bool half_split) {
+  if (half_split) {
+    const int64_t h = n / 2;
+    rotate_halves(x, x + h, cosines, sines, out, h);
+    rotate_halves(x + h, x, cosines + h, sines + h, out + h, h);
+    return;
+  }
+  each_group(n, [&](int64_t i, auto size) {
+    const Lanes v = Lanes::load(x + i, size);
+    const Lanes a = v * Lanes::load(cosines + i, size);
+    const Lanes b = v.swap_pairs() * Lanes::load(sines + i, size);
+    (a + b).store(out + i, size);
+  });
+}
+
+void to_half(const float* x, uint16_t* out, int64_t n) {
+  each_group(n, [&](int64_t i, auto size) {
+    Lanes::load(x + i, size).store_half(out + i, size);
+  });
+}
+
+void gated(const float* gate, const float* up, float* out, int64_t n, Act act) {
+  const auto with = [&](auto function) {
+    each_group(n, [&](int64_t i, auto size) {
+      const Lanes y = function(Lanes::load(gate + i, size)) * Lanes::load(up + i, size);
+      y.store(out + i, size);
+    });
+  };
+  if (act == Act::kSilu) {
+    with(silu_lanes);
+  } else {
+    with(gelu_tanh_lanes);
+  }
+}
+
+void add(const float* a, const float* b, float* out, int64_t n) {
+  each_group(n, [&](int64_t i, auto size) {
+    (Lanes::load(a + i, size) + Lanes::load(b + i, size)).store(out + i, size);
+  });
+}
+
+void scale(const float* x, float factor, float* out, int64_t n) {
+  const Lanes by = Lanes::splat(factor);
+  each_group(n, [&](int64_t i, auto size) {
+    (Lanes::load(x + i, size) * by).store(out + i, size);
+  });
+}
+
+void softcap(const float* x, float cap, float* out, int64_t n) {
+  const Lanes c = Lanes::splat(cap);
+  each_group(n, [&](int64_t i, auto size) {
+    softcap_lanes(Lanes::load(x + i, size), c).store(out + i, size);
+  });
+}
+
+constexpr RowOps kRowOps{sum_squares, scale_weight, rotate, to_half,
+                         gated,       add,          scale,  softcap};
+
+}  // namespace
+}  // namespace headrace
