@@ -1,9 +1,11 @@
 #include "headrace/kernel/matmul.h"
 
+#include "headrace/kernel/matmul_layout.h"
 #include "headrace/kernel/op_rows.h"
 #include "headrace/kernel/ops_cpu.h"
 #include "headrace/kernel/quant.h"
 #include "headrace/kernel/quant_isa.h"
+#include "headrace/kernel/weight_group.h"
 
 namespace headrace {
 namespace {
@@ -18,11 +20,30 @@ bool is_weight_type(DType type) {
 
 }  // namespace
 
-MatmulSpanFn matmul_span(Isa) { return matmul_span_scalar; }
+MatmulSpanFn matmul_span(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512Vnni: return matmul_span_avx512;
+    case Isa::kAvx2: return matmul_span_scalar;
+    case Isa::kScalar: break;
+  }
+  return matmul_span_scalar;
+}
 
 QuantizeRowFn quantize_row_fn(Isa) { return quantize_row_scalar; }
 
-Bytes matmul_scratch_bytes(DType, int64_t, int64_t) { return 0; }
+Bytes packed_row_bytes(DType type, int64_t k) { return row_bytes(type, k); }
+
+Bytes unpacked_row_bytes(DType type, int64_t k) {
+  const int64_t chunks = (k + 63) / 64, groups = (k + kGroup - 1) / kGroup;
+  const int64_t per = offset_elements(type);
+  const int64_t scales = chunks * (per == 16 ? 4 : 2), offsets = groups * kGroup / per;
+  return round_up(chunks * 64 + scales * 4 + offsets * 4, kLine);
+}
+
+Bytes matmul_scratch_bytes(DType type, int64_t k, int64_t m) {
+  if (!info(type).quantised || m < kWideRows) return 0;
+  return unpacked_row_bytes(type, k) * kUnpackedRows;
+}
 
 void matmul(const MatmulArgs& args, int64_t n, std::span<std::byte> workspace, ThreadPool& pool) {
   HR_CHECK(is_weight_type(args.type), "a matmul takes a weight type");

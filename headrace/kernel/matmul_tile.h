@@ -1,0 +1,399 @@
+// The fast matmuls' loops, written once over a vector type V and a weight decoder. Included only
+// by matmul_<isa>.cc; everything here is a template over types of that file's unnamed namespace,
+// so no code compiled for one instruction set can be linked into another.
+//
+// Vocabulary
+//   chunk     64 elements; group: 256; lanes: see docs/decisions/0001-arithmetic.md
+//   U, F, O   V's vectors: 64 weight bytes, 16 main lanes, 8 offset lanes
+//   decoder   reads one group of a row and hands out its chunks: u, scale lanes, offsets
+//   thin      1 .. 3 activation rows: weights are decoded in registers, used, forgotten
+//   wide      more: some weight rows are unpacked into scratch, then used for all rows
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "headrace/kernel/matmul.h"
+#include "headrace/kernel/matmul_layout.h"
+
+#define HR_INLINE inline __attribute__((always_inline))
+#define HR_LAMBDA __attribute__((always_inline))
+
+namespace headrace {
+
+// Planes of an act_q8 row (quant.h), without its out-of-line function.
+template <typename V>
+struct ActPlanes {
+  const int8_t* q;
+  const float* d;
+  const float* s;  // of the decoder's offset size
+
+  HR_INLINE ActPlanes() {}
+  HR_INLINE ActPlanes(const std::byte* row, int64_t k, int per) {
+    const int64_t padded = (k + 63) / 64 * 64, groups = (k + 255) / 256;
+    q = reinterpret_cast<const int8_t*>(row);
+    d = reinterpret_cast<const float*>(row + padded);
+    s = d + padded / 32 + (per == 16 ? groups * 8 : 0);
+  }
+};
+
+// Adds lanes l + 4, l + 2, l + 1 of four vectors of 8: the four results, in order.
+template <typename V>
+HR_INLINE __m128 reduce4(__m256 a, __m256 b, __m256 c, __m256 d) {
+  const auto fold = [](__m256 x) HR_LAMBDA {
+    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  };
+  const __m128 a4 = fold(a), b4 = fold(b), c4 = fold(c), d4 = fold(d);
+  const __m128 ab = _mm_add_ps(_mm_movelh_ps(a4, b4), _mm_movehl_ps(b4, a4));
+  const __m128 cd = _mm_add_ps(_mm_movelh_ps(c4, d4), _mm_movehl_ps(d4, c4));
+  return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
+}
+
+// y[row, j .. j + count) = (dots + bias) + residual.
+template <typename V>
+HR_INLINE void store_outputs(const MatmulArgs& args, int64_t row, int64_t j, int count,
+                             __m128 dots) {
+  const int64_t at = row * args.y_stride + j;
+  if (count == 4) {
+    if (args.bias) dots = _mm_add_ps(dots, _mm_loadu_ps(args.bias + j));
+    if (args.residual) dots = _mm_add_ps(dots, _mm_loadu_ps(args.residual + at));
+    _mm_storeu_ps(args.y + at, dots);
+    return;
+  }
+  alignas(16) float values[4];
+  _mm_store_ps(values, dots);
+  for (int i = 0; i < count; ++i) {
+    float v = values[i];
+    if (args.bias) v = v + args.bias[j + i];
+    if (args.residual) v = v + args.residual[at + i];
+    args.y[at + i] = v;
+  }
+}
+
+// The row's last, partial group as a whole one: missing blocks are zero bytes (scale 0).
+template <typename V, typename D>
+HR_INLINE const std::byte* whole_group(const std::byte* p, int64_t blocks, std::byte* buffer) {
+  std::memset(buffer, 0, D::kGroupBytes);
+  std::memcpy(buffer, p, static_cast<size_t>(blocks * (D::kGroupBytes / 8)));
+  return buffer;
+}
+
+// Calls each(group, bytes, chunks) for every group of the weight row at `row`; chunks is a
+// compile-time 4 (std::integral_constant-like) for whole groups.
+struct Four {
+  HR_INLINE constexpr operator int() const { return 4; }
+};
+
+// ---- thin ----------------------------------------------------------------------------------
+
+// One group of one weight row against M activation rows.
+template <typename V, typename D, int M, typename Count>
+HR_INLINE void thin_group(const std::byte* p, int64_t g, Count chunks, const ActPlanes<V>* a,
+                          typename V::F* main, __m256* offset) {
+  constexpr int per_group = kGroupElements / D::kPer;
+  D::group(
+      p,
+      [&](int c, typename V::U u, typename V::F scale) HR_LAMBDA {
+        if (c >= chunks) return;
+        const int64_t chunk = 4 * g + c;
+#pragma GCC unroll 3
+        for (int m = 0; m < M; ++m) {
+          const auto sum = V::template dot<D::kWide>(u, a[m].q + 64 * chunk);
+          const auto p_lanes = V::mul(scale, V::pair(a[m].d + 2 * chunk));
+          main[m] = V::fma(sum, p_lanes, main[m]);
+        }
+      },
+      [&](int h, __m256 offsets) HR_LAMBDA {
+#pragma GCC unroll 3
+        for (int m = 0; m < M; ++m) {
+          const __m256 s = _mm256_loadu_ps(a[m].s + per_group * g + 8 * h);
+          offset[m] = _mm256_fmadd_ps(offsets, s, offset[m]);
+        }
+      });
+}
+
+// R weight rows from row j, M activation rows: R streams of memory at once.
+template <typename V, typename D, int M, int R>
+void thin_rows(const MatmulArgs& args, int64_t j, int64_t ahead) {
+  const int64_t bytes = packed_row_bytes(args.type, args.k);
+  const std::byte* w = args.weight + j * bytes;
+  ActPlanes<V> a[M];
+  typename V::F main[R][M];
+  __m256 offset[R][M];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+    for (int m = 0; m < M; ++m) {
+      a[m] = ActPlanes<V>(args.a + m * args.a_stride, args.k, D::kPer);
+      main[r][m] = V::zero();
+      offset[r][m] = _mm256_setzero_ps();
+    }
+  }
+  const int64_t whole = args.k / kGroupElements;
+  for (int64_t g = 0; g < whole; ++g) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const std::byte* p = w + r * bytes + g * D::kGroupBytes;
+#pragma GCC unroll 5
+      for (int line = 0; line < (D::kGroupBytes + 63) / 64; ++line) {
+        _mm_prefetch(reinterpret_cast<const char*>(p + ahead + 64 * line), _MM_HINT_T0);
+      }
+      thin_group<V, D, M>(p, g, Four(), a, main[r], offset[r]);
+    }
+  }
+  if (const int64_t left = args.k - whole * kGroupElements; left > 0) {
+    alignas(64) std::byte buffer[D::kGroupBytes];
+    const int chunks = static_cast<int>((left + 63) / 64);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const std::byte* p = w + r * bytes + whole * D::kGroupBytes;
+      thin_group<V, D, M>(whole_group<V, D>(p, left / 32, buffer), whole, chunks, a, main[r],
+                          offset[r]);
+    }
+  }
+#pragma GCC unroll 3
+  for (int m = 0; m < M; ++m) {
+    const auto lanes = [&](int r) HR_LAMBDA {
+      return _mm256_add_ps(V::fold(main[r][m]), offset[r][m]);
+    };
+    const __m256 first = lanes(0);
+    const __m128 dots = R == 4 ? reduce4<V>(first, lanes(1 % R), lanes(2 % R), lanes(3 % R))
+                               : reduce4<V>(first, first, first, first);
+    store_outputs<V>(args, m, j, R, dots);
+  }
+}
+
+template <typename V, typename D, int M>
+void thin(const MatmulArgs& args, int64_t begin, int64_t end) {
+  const int64_t bytes = packed_row_bytes(args.type, args.k);
+  int64_t j = begin;
+  // The rows of the next call are fetched while these are used; the last call fetches nothing new.
+  for (; j + 4 <= end; j += 4) {
+    thin_rows<V, D, M, 4>(args, j, j + 8 <= end ? 4 * bytes : 0);
+  }
+  for (; j < end; ++j) thin_rows<V, D, M, 1>(args, j, 0);
+}
+
+// ---- wide ----------------------------------------------------------------------------------
+
+// One weight row unpacked: planes of u, scales and offsets (matmul_layout.h).
+template <typename V, typename D>
+struct Unpacked {
+  std::byte* u;
+  float* scale;
+  float* offset;
+  HR_INLINE Unpacked() {}
+  HR_INLINE Unpacked(std::byte* row, int64_t k) {
+    const int64_t chunks = (k + 63) / 64;
+    u = row;
+    scale = reinterpret_cast<float*>(row + chunks * 64);
+    offset = scale + chunks * (D::kPer == 16 ? 4 : 2);
+  }
+};
+
+template <typename V, typename D>
+void unpack_row(const std::byte* w, int64_t k, std::byte* scratch) {
+  const Unpacked<V, D> out(scratch, k);
+  const int64_t chunks = (k + 63) / 64;
+  alignas(64) std::byte buffer[D::kGroupBytes];
+  for (int64_t g = 0; g * kGroupElements < k; ++g) {
+    const std::byte* p = w + g * D::kGroupBytes;
+    const int64_t left = k - g * kGroupElements;
+    if (left < kGroupElements) p = whole_group<V, D>(p, left / 32, buffer);
+    D::group(
+        p,
+        [&](int c, typename V::U u, typename V::F scale) HR_LAMBDA {
+          const int64_t chunk = 4 * g + c;
+          if (chunk >= chunks) return;
+          V::store_u(out.u + 64 * chunk, u);
+          if constexpr (D::kPer == 16) {
+            V::store_quad(out.scale + 4 * chunk, scale);
+          } else {
+            V::store_pair(out.scale + 2 * chunk, scale);
+          }
+        },
+        [&](int h, __m256 offsets) HR_LAMBDA {
+          _mm256_storeu_ps(out.offset + kGroupElements / D::kPer * g + 8 * h, offsets);
+        });
+  }
+}
+
+// W unpacked weight rows against A activation rows from row `row`; outputs j .. j + W.
+template <typename V, typename D, int W, int A>
+void wide_tile(const MatmulArgs& args, const std::byte* scratch, int64_t row_scratch, int64_t j,
+               int64_t row) {
+  Unpacked<V, D> w[W];
+  ActPlanes<V> a[A];
+  typename V::F main[W][A];
+#pragma GCC unroll 4
+  for (int i = 0; i < W; ++i) {
+    w[i] = Unpacked<V, D>(const_cast<std::byte*>(scratch) + i * row_scratch, args.k);
+#pragma GCC unroll 4
+    for (int r = 0; r < A; ++r) main[i][r] = V::zero();
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < A; ++r) {
+    a[r] = ActPlanes<V>(args.a + (row + r) * args.a_stride, args.k, D::kPer);
+  }
+  const int64_t chunks = (args.k + 63) / 64;
+  for (int64_t c = 0; c < chunks; ++c) {
+    typename V::U u[W];
+    typename V::F scale[W];
+#pragma GCC unroll 4
+    for (int i = 0; i < W; ++i) {
+      u[i] = V::load_u(w[i].u + 64 * c);
+      scale[i] = D::kPer == 16 ? V::quad(w[i].scale + 4 * c) : V::pair(w[i].scale + 2 * c);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < A; ++r) {
+      const typename V::F d = V::pair(a[r].d + 2 * c);
+#pragma GCC unroll 4
+      for (int i = 0; i < W; ++i) {
+        const auto sum = V::template dot<D::kWide>(u[i], a[r].q + 64 * c);
+        main[i][r] = V::fma(sum, V::mul(scale[i], d), main[i][r]);
+      }
+    }
+  }
+  const int64_t offsets = (args.k + 255) / 256 * (kGroupElements / D::kPer);
+#pragma GCC unroll 4
+  for (int r = 0; r < A; ++r) {
+    __m256 offset[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) offset[i] = _mm256_setzero_ps();
+    for (int64_t o = 0; o < offsets; o += 8) {
+      const __m256 s = _mm256_loadu_ps(a[r].s + o);
+#pragma GCC unroll 4
+      for (int i = 0; i < W; ++i) {
+        offset[i] = _mm256_fmadd_ps(_mm256_loadu_ps(w[i].offset + o), s, offset[i]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < W; ++i) offset[i] = _mm256_add_ps(V::fold(main[i][r]), offset[i]);
+    store_outputs<V>(args, row + r, j, W,
+                     reduce4<V>(offset[0], offset[1], offset[2], offset[3]));
+  }
+}
+
+template <typename V, typename D, int W, int A>
+HR_INLINE void wide_rows(const MatmulArgs& args, const std::byte* scratch, int64_t row_scratch,
+                         int64_t j, int count, int64_t row) {
+  int i = 0;
+  for (; i + W <= count; i += W) {
+    wide_tile<V, D, W, A>(args, scratch + i * row_scratch, row_scratch, j + i, row);
+  }
+  for (; i < count; ++i) {
+    wide_tile<V, D, 1, A>(args, scratch + i * row_scratch, row_scratch, j + i, row);
+  }
+}
+
+template <typename V, typename D>
+void wide(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
+  constexpr int W = V::kTileWeights, A = V::kTileRows;
+  const int64_t bytes = packed_row_bytes(args.type, args.k);
+  const int64_t row_scratch = unpacked_row_bytes(args.type, args.k);
+  for (int64_t j = begin; j < end; j += kUnpackedRows) {
+    const int count = static_cast<int>(end - j < kUnpackedRows ? end - j : kUnpackedRows);
+    for (int i = 0; i < count; ++i) {
+      unpack_row<V, D>(args.weight + (j + i) * bytes, args.k, scratch + i * row_scratch);
+    }
+    int64_t row = 0;
+    for (; row + A <= args.m; row += A) {
+      wide_rows<V, D, W, A>(args, scratch, row_scratch, j, count, row);
+    }
+    for (; row < args.m; ++row) {
+      wide_rows<V, D, W, 1>(args, scratch, row_scratch, j, count, row);
+    }
+  }
+}
+
+template <typename V, typename D>
+void quantised_span(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
+  switch (args.m) {
+    case 0: return;
+    case 1: return thin<V, D, 1>(args, begin, end);
+    case 2: return thin<V, D, 2>(args, begin, end);
+    case 3: return thin<V, D, 3>(args, begin, end);
+    default: return wide<V, D>(args, begin, end, scratch);
+  }
+}
+
+// ---- dense ---------------------------------------------------------------------------------
+
+// W weight rows of a dense type against A activation rows; weights are widened in registers.
+template <typename V, typename D, int W, int A>
+void dense_tile(const MatmulArgs& args, int64_t j, int64_t row) {
+  const int64_t bytes = args.k * D::kElementBytes;
+  const std::byte* w = args.weight + j * bytes;
+  typename V::F main[W][A];
+#pragma GCC unroll 4
+  for (int i = 0; i < W; ++i) {
+#pragma GCC unroll 4
+    for (int r = 0; r < A; ++r) main[i][r] = V::zero();
+  }
+  const auto step = [&](int64_t e, auto&& load_w, auto&& load_a) HR_LAMBDA {
+    typename V::F wv[W];
+#pragma GCC unroll 4
+    for (int i = 0; i < W; ++i) wv[i] = load_w(w + i * bytes + e * D::kElementBytes);
+#pragma GCC unroll 4
+    for (int r = 0; r < A; ++r) {
+      const auto* a = reinterpret_cast<const float*>(args.a + (row + r) * args.a_stride);
+      const typename V::F av = load_a(a + e);
+#pragma GCC unroll 4
+      for (int i = 0; i < W; ++i) main[i][r] = V::fma(wv[i], av, main[i][r]);
+    }
+  };
+  const int64_t whole = args.k / 16 * 16;
+  for (int64_t e = 0; e < whole; e += 16) {
+    step(
+        e, [](const std::byte* p) HR_LAMBDA { return D::load(p); },
+        [](const float* p) HR_LAMBDA { return V::load_f(p); });
+  }
+  if (const int left = static_cast<int>(args.k - whole); left > 0) {
+    alignas(64) float buffer[16];
+    alignas(64) std::byte raw[64];
+    step(
+        whole,
+        [&](const std::byte* p) HR_LAMBDA {
+          std::memset(raw, 0, 64);
+          std::memcpy(raw, p, static_cast<size_t>(left * D::kElementBytes));
+          return D::load(raw);
+        },
+        [&](const float* p) HR_LAMBDA {
+          std::memset(buffer, 0, 64);
+          std::memcpy(buffer, p, static_cast<size_t>(left) * 4);
+          return V::load_f(buffer);
+        });
+  }
+  const __m256 none = _mm256_setzero_ps();  // the reference adds its offset lanes here too
+#pragma GCC unroll 4
+  for (int r = 0; r < A; ++r) {
+    __m256 t[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) t[i] = i < W ? _mm256_add_ps(V::fold(main[i % W][r]), none) : none;
+    store_outputs<V>(args, row + r, j, W, reduce4<V>(t[0], t[1], t[2], t[3]));
+  }
+}
+
+template <typename V, typename D, int A>
+HR_INLINE void dense_rows(const MatmulArgs& args, int64_t begin, int64_t end, int64_t row) {
+  constexpr int W = V::kTileWeights;
+  int64_t j = begin;
+  for (; j + W <= end; j += W) dense_tile<V, D, W, A>(args, j, row);
+  for (; j < end; ++j) dense_tile<V, D, 1, A>(args, j, row);
+}
+
+template <typename V, typename D>
+void dense_span(const MatmulArgs& args, int64_t begin, int64_t end, std::byte*) {
+  constexpr int A = V::kTileRows;
+  for (int64_t j = begin; j < end; j += kUnpackedRows) {
+    const int64_t stop = end - j < kUnpackedRows ? end : j + kUnpackedRows;
+    int64_t row = 0;
+    for (; row + A <= args.m; row += A) dense_rows<V, D, A>(args, j, stop, row);
+    for (; row < args.m; ++row) dense_rows<V, D, 1>(args, j, stop, row);
+  }
+}
+
+}  // namespace headrace
