@@ -114,6 +114,9 @@ Result<OpenFile> OpenFile::open(const std::string& path, const FileTierOptions& 
       file.why_buffered_ = text_of("O_DIRECT is refused: %s", std::strerror(rc));
     }
   }
+  // Read-ahead would fetch what nobody asked for, and what it fetches again after a chunk was
+  // dropped stays: without this 480 of 512 MiB read stayed cached (Linux 6.18), with it none.
+  if (!file.direct()) (void)posix_fadvise(file.fd_, 0, 0, POSIX_FADV_RANDOM);
   return file;
 }
 

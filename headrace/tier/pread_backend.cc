@@ -1,6 +1,5 @@
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,12 +10,10 @@
 #include <vector>
 
 #include "headrace/tier/io_backend.h"
+#include "headrace/tier/small_thread.h"
 
 namespace headrace {
 namespace {
-
-// pread needs a few hundred bytes of stack; the default of 8 MiB would count in the limit.
-constexpr size_t kStackBytes = 256 * kKiB;
 
 // One request, done by the calling thread. Bytes moved, or -errno.
 int64_t perform(const IoRequest& r) {
@@ -54,17 +51,8 @@ class PreadPool final : public IoBackend {
 
   // 0 or an errno. Called `threads` times at construction.
   int start_thread() {
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, kStackBytes);
-    // Signals belong to the threads of the program that embeds us.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    const int rc = pthread_create(&thread, &attributes, &PreadPool::main_of_thread, this);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    pthread_attr_destroy(&attributes);
+    const int rc = start_small_thread(&PreadPool::main_of_thread, this, &thread);
     if (rc == 0) threads_.push_back(thread);
     return rc;
   }
@@ -95,7 +83,7 @@ class PreadPool final : public IoBackend {
   }
 
   Bytes memory_bytes() const override {
-    return static_cast<Bytes>(threads_.size() * kStackBytes +
+    return static_cast<Bytes>(threads_.size() * kSmallStackBytes +
                               waiting_.size() * sizeof(IoRequest) +
                               finished_.size() * sizeof(IoCompletion));
   }
