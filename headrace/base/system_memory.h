@@ -1,0 +1,37 @@
+// What the system says about memory: of this process (/proc/self/status), of the machine
+// (/proc/meminfo) and of the control groups the process is in (cgroup v1 and v2).
+#pragma once
+
+#include <string>
+
+#include "headrace/base/status.h"
+#include "headrace/base/types.h"
+
+namespace headrace {
+
+struct ProcessMemory {
+  Bytes rss = 0;        // VmRSS: resident now
+  Bytes peak_rss = 0;   // VmHWM: the most it has been
+  Bytes anonymous = 0;  // RssAnon
+  Bytes shared = 0;     // RssShmem
+  Bytes swapped = 0;    // VmSwap
+  Bytes page_tables = 0; // VmPTE
+};
+ProcessMemory process_memory();
+
+// Bytes that the process may still take before a limit stops it.
+struct MemoryRoom {
+  Bytes available = 0;     // the smallest of the limits below
+  Bytes mem_available = 0; // MemAvailable of the machine
+  Bytes cgroup_left = -1;  // of the tightest control group on the way up; -1: no limit
+  std::string limited_by;  // "MemAvailable" or the control group's path
+};
+// `root` is prefixed to every path that is read, so that tests can lay out a tree. Page cache that
+// a control group could drop counts as free; kIo when /proc/meminfo cannot be read.
+Result<MemoryRoom> memory_room(const std::string& root = "");
+
+// "512MiB", "2GB", "1.5GiB", "800M" (= MiB), "4096" (bytes), "60%" (of `whole`). kUsage, naming the
+// text, for anything else, zero and negative sizes included.
+Result<Bytes> parse_size(const std::string& text, Bytes whole);
+
+}  // namespace headrace

@@ -1,0 +1,182 @@
+#include "headrace/session/session_plan.h"
+
+#include <algorithm>
+
+#include "headrace/base/system_memory.h"
+
+namespace headrace {
+namespace {
+
+constexpr int64_t kSegmentTokens = 256;
+constexpr int64_t kLargestChunk = 512;
+constexpr int64_t kSmallestChunk = 16;
+
+// What the process may still grow by after planning, beside the arena: kernel code paged in on
+// first use, thread stacks, trace records, output text. Measured at 1.6 MiB for SmolLM2-135M.
+constexpr Bytes kGrowth = 3 * kMiB;
+constexpr Bytes kGrowthPerThread = 64 * kKiB;
+// A prepared Program holds about this much an instruction (addresses, records).
+constexpr Bytes kGrowthPerInstr = 640;
+// Rings, tickets and bounce memory of the file tier.
+constexpr Bytes kTransferMemory = 1 * kMiB;
+
+// Tiles large enough that a load is all bandwidth, small enough that a ring holds several.
+Bytes tile_bytes(const Model& model) {
+  return std::clamp(weight_bytes(model.file) / 256, 512 * kKiB, 4 * kMiB);
+}
+
+class Planner {
+ public:
+  Planner(const Model& model, const SessionOptions& options) : model_(model) {
+    plan_.options = options;
+    plan_.ledger = BudgetLedger(options.memory_bytes);
+  }
+
+  Result<SessionPlan> run() {
+    HR_TRY(choose_context());
+    HR_ASSIGN(std::shared_ptr<const Graph> rows_graph, graph(1, true));
+    HR_TRY(reserve_process(rows_graph->ops.size()));
+    HR_TRY(plan_decode(std::move(rows_graph)));
+    HR_TRY(plan_prefill());
+    plan_.arena_bytes = plan_.decode.arena_bytes;
+    HR_TRY(plan_.ledger.reserve("arena", plan_.arena_bytes));
+    return std::move(plan_);
+  }
+
+ private:
+  Status choose_context() {
+    const SessionOptions& o = plan_.options;
+    const int64_t wanted = o.prompt_tokens + o.new_tokens;
+    plan_.context = context_bucket(o.context > 0 ? o.context : std::max<int64_t>(wanted, 1));
+    if (o.context > 0 && o.prompt_tokens >= o.context) {
+      return error(Code::kUsage, "the prompt has %lld tokens, the context only %lld",
+                   static_cast<long long>(o.prompt_tokens), static_cast<long long>(o.context));
+    }
+    return {};
+  }
+
+  Result<std::shared_ptr<const Graph>> graph(int64_t rows, bool embedding_by_rows) const {
+    GraphOptions o;
+    o.max_rows = rows;
+    o.max_output_rows = plan_.options.all_logits ? rows : 1;
+    o.context = plan_.context;
+    o.segment_tokens = kSegmentTokens;
+    o.tile_bytes = tile_bytes(model_);
+    o.embedding_by_rows = embedding_by_rows;
+    o.threads = plan_.options.threads;
+    HR_ASSIGN(Graph g, build_graph(model_.file, model_.config, o));
+    return std::make_shared<const Graph>(std::move(g));
+  }
+
+  Status reserve_process(size_t ops) {
+    const ProcessMemory now = process_memory();
+    const Bytes instrs = static_cast<Bytes>(ops) * 3;  // with loads and detaches
+    HR_TRY(plan_.ledger.reserve("code, tokenizer, graph", now.rss));
+    HR_TRY(plan_.ledger.reserve("plans, stacks, growth",
+                                kGrowth + plan_.options.threads * kGrowthPerThread +
+                                    instrs * kGrowthPerInstr));
+    HR_TRY(plan_.ledger.reserve("transfers", kTransferMemory));
+    // Page tables are the kernel's memory but the control group's bill: 8 bytes a page, and the
+    // few pages of upper levels and of everything that is mapped already.
+    return plan_.ledger.reserve("page tables",
+                                now.page_tables + plan_.options.memory_bytes / 512);
+  }
+
+  PlanRequest request(const char* name, std::shared_ptr<const Graph> g, Bytes arena) const {
+    PlanRequest r;
+    r.name = name;
+    r.machine = &plan_.options.machine;
+    r.arena_bytes = arena;
+    r.cost.rows = g->max_rows;
+    r.cost.positions = std::max<int64_t>(1, (plan_.options.prompt_tokens +
+                                             plan_.options.new_tokens) / 2);
+    r.graph = std::move(g);
+    return r;
+  }
+
+  Status plan_decode(std::shared_ptr<const Graph> by_rows) {
+    const Bytes room = plan_.ledger.available();
+    const Bytes least = least_arena_bytes(*by_rows);
+    if (room < least) return does_not_fit(least - room);
+    // A tied embedding table is the output head as well: when all of it stays, rows are taken
+    // from it and nothing is read. An untied table is read by rows for ever.
+    if (model_.config.tied_embeddings && room >= full_arena_bytes(*by_rows)) {
+      HR_ASSIGN(std::shared_ptr<const Graph> from_device, graph(1, false));
+      if (room >= full_arena_bytes(*from_device)) by_rows = std::move(from_device);
+    }
+    full_decode_ = full_arena_bytes(*by_rows);
+    decode_graph_ = std::move(by_rows);
+    arena_ = std::min(room, full_decode_);
+    HR_ASSIGN(plan_.decode, plan_cyclic(request("decode", decode_graph_, arena_)));
+    return {};
+  }
+
+  Status does_not_fit(Bytes shortfall) const {
+    const Bytes least = plan_.options.memory_bytes + shortfall;
+    return error(Code::kDoesNotFit,
+                 "%s do not hold this model with a context of %lld: %s (%lld bytes) are missing; "
+                 "the least budget is %s (--memory %lldMiB), or choose a smaller --context",
+                 human_bytes(plan_.options.memory_bytes).c_str(),
+                 static_cast<long long>(plan_.context), human_bytes(shortfall).c_str(),
+                 static_cast<long long>(shortfall), human_bytes(least).c_str(),
+                 static_cast<long long>(round_up(least, kMiB) / kMiB));
+  }
+
+  // Larger chunks read the weights fewer times but take more room for activations. The one with
+  // the shortest predicted prefill wins.
+  Status plan_prefill() {
+    const int64_t prompt = std::max<int64_t>(plan_.options.prompt_tokens, 1);
+    int64_t largest = kSmallestChunk;
+    while (largest < kLargestChunk && largest < prompt) largest *= 2;
+    int64_t smallest = kSmallestChunk;
+    if (plan_.options.chunk > 0) largest = smallest = plan_.options.chunk;
+    const Bytes room = plan_.ledger.available();
+    Nanos best_ns = 0;
+    for (int64_t chunk = largest; chunk >= smallest && chunk > 1; chunk /= 2) {
+      HR_ASSIGN(std::shared_ptr<const Graph> g, graph(chunk, true));
+      if (least_arena_bytes(*g) > room) continue;
+      const Bytes full = full_arena_bytes(*g);
+      const Bytes arena = std::min(room, std::max(full, full_decode_));
+      HR_ASSIGN(Program candidate, plan_cyclic(request("prefill", g, arena)));
+      const int64_t steps = (prompt + chunk - 1) / chunk;
+      const Nanos ns = summarize(candidate).predicted_ns * steps;
+      if (plan_.prefill.graph == nullptr || ns < best_ns) {
+        best_ns = ns;
+        plan_.prefill = std::move(candidate);
+        plan_.chunk = chunk;
+      }
+      if (arena >= full) break;
+    }
+    if (plan_.prefill.graph == nullptr) {
+      if (plan_.options.chunk > 1) {
+        return error(Code::kDoesNotFit, "a chunk of %lld rows does not fit; choose a smaller one",
+                     static_cast<long long>(plan_.options.chunk));
+      }
+      return {};
+    }
+    // Both Programs share the larger arena.
+    if (plan_.prefill.arena_bytes > plan_.decode.arena_bytes) {
+      HR_ASSIGN(plan_.decode, plan_cyclic(request("decode", decode_graph_,
+                                                  plan_.prefill.arena_bytes)));
+    } else {
+      plan_.prefill.arena_bytes = plan_.decode.arena_bytes;
+    }
+    return {};
+  }
+
+  const Model& model_;
+  SessionPlan plan_;
+  std::shared_ptr<const Graph> decode_graph_;
+  Bytes full_decode_ = 0;
+  Bytes arena_ = 0;
+};
+
+}  // namespace
+
+int64_t context_bucket(int64_t positions) { return round_up(positions, kSegmentTokens); }
+
+Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options) {
+  return Planner(model, options).run();
+}
+
+}  // namespace headrace

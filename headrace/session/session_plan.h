@@ -1,0 +1,45 @@
+// SessionPlan: what a session will do with its budget, decided before a weight is read.
+//
+// Promises
+//   1. The ledger's items add up to at most the budget; the arena is one of them.
+//   2. Nothing is allocated here that would not be allocated anyway: planning under a budget and
+//      refusing costs no more memory than planning.
+//   3. kDoesNotFit names the shortfall, the least budget that would do, and the options.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "headrace/base/ledger.h"
+#include "headrace/plan/plan.h"
+#include "headrace/session/model.h"
+
+namespace headrace {
+
+struct SessionOptions {
+  Bytes memory_bytes = 0;     // the budget for the whole process
+  int threads = 1;
+  int64_t context = 0;        // positions a sequence may have; 0: prompt + new tokens
+  int64_t prompt_tokens = 0;  // expected, to choose the chunk
+  int64_t new_tokens = 0;     // expected
+  int64_t chunk = 0;          // rows of a prefill step; 0: chosen
+  bool all_logits = false;    // logits of every prefill row (perplexity, tests)
+  Machine machine = Machine::defaults(1);
+};
+
+struct SessionPlan {
+  SessionOptions options;
+  BudgetLedger ledger{0};
+  int64_t context = 0;  // positions, whole segments
+  int64_t chunk = 1;    // rows of the prefill Program; 1: there is none, decode does it all
+  Bytes arena_bytes = 0;
+  Program decode;
+  Program prefill;      // graph is null when chunk is 1
+};
+
+Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options);
+
+// The context that a session is planned for: whole KV segments.
+int64_t context_bucket(int64_t positions);
+
+}  // namespace headrace
