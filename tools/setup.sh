@@ -1,0 +1,27 @@
+#!/bin/sh
+# Installs what building and testing Headrace needs on Debian 12, by package name. Does nothing,
+# and needs no rights, when all of it is there.
+set -eu
+
+packages="g++ cmake ninja-build pkg-config python3 python3-pip python3-venv liburing-dev
+nlohmann-json3-dev libcli11-dev libpcre2-dev libgtest-dev libgmock-dev libbenchmark-dev"
+
+missing=""
+for p in $packages; do
+  dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' ||
+    missing="$missing $p"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -eq 0 ]; then as_root=""
+elif command -v sudo >/dev/null 2>&1; then as_root="sudo"
+else
+  echo "setup: these packages are missing and this is not root:$missing" >&2
+  echo "setup: ask an administrator to run: apt-get install$missing" >&2
+  exit 1
+fi
+echo "setup: installing$missing" >&2
+export DEBIAN_FRONTEND=noninteractive
+$as_root apt-get update -qq
+# shellcheck disable=SC2086
+$as_root apt-get install -y -qq --no-install-recommends $missing >/dev/null
