@@ -4,15 +4,15 @@
 //                [--k 2048] [--mib 256] [--repeat 5]
 //
 // The weight is `mib` MiB of random bytes (at least 8 outputs), touched before timing; each line
-// is the median of `repeat` passes over it (at many rows the weight is cut so that a pass takes
+// is the median of `repeat` passes over it, in CPU time for one thread (at many rows the weight is cut so that a pass takes
 // about a tenth of a second). Run on an idle machine; see docs/decisions/0001-arithmetic.md.
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -69,9 +69,10 @@ std::byte* map_bytes(Bytes bytes) {
   return static_cast<std::byte*>(p);
 }
 
-double seconds() {
-  using Clock = std::chrono::steady_clock;
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+double seconds(clockid_t clock) {
+  timespec t;
+  clock_gettime(clock, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
 // Small random bytes, so that no f16 in them is an infinity and none is subnormal by chance.
@@ -116,11 +117,13 @@ struct Bench {
     args.y_stride = n;
     force_isa(isa);
     ThreadPool pool(threads);
+    // One thread is timed by its CPU, which other programs on the machine do not use up.
+    const clockid_t clock = threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
     std::vector<double> times;
     for (int64_t i = 0; i <= o.repeat; ++i) {
-      const double begin = seconds();
+      const double begin = seconds(clock);
       matmul(args, n, {workspace, static_cast<size_t>(scratch)}, pool);
-      if (i > 0) times.push_back(seconds() - begin);
+      if (i > 0) times.push_back(seconds(clock) - begin);
     }
     std::sort(times.begin(), times.end());
     const double t = times[times.size() / 2];

@@ -23,7 +23,7 @@ bool is_weight_type(DType type) {
 MatmulSpanFn matmul_span(Isa isa) {
   switch (isa) {
     case Isa::kAvx512Vnni: return matmul_span_avx512;
-    case Isa::kAvx2: return matmul_span_scalar;
+    case Isa::kAvx2: return matmul_span_avx2;
     case Isa::kScalar: break;
   }
   return matmul_span_scalar;

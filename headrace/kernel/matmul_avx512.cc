@@ -15,7 +15,7 @@ namespace {
 struct V512 {
   using U = __m512i;
   using F = __m512;
-  static constexpr int kTileWeights = 4, kTileRows = 4;
+  static constexpr int kTileWeights = 4, kTileRows = 4, kThinWeights = 4;
 
   static HR_INLINE F zero() { return _mm512_setzero_ps(); }
   static HR_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }

@@ -159,20 +159,20 @@ void thin_rows(const MatmulArgs& args, int64_t j, int64_t ahead) {
     const auto lanes = [&](int r) HR_LAMBDA {
       return _mm256_add_ps(V::fold(main[r][m]), offset[r][m]);
     };
-    const __m256 first = lanes(0);
-    const __m128 dots = R == 4 ? reduce4<V>(first, lanes(1 % R), lanes(2 % R), lanes(3 % R))
-                               : reduce4<V>(first, first, first, first);
-    store_outputs<V>(args, m, j, R, dots);
+    // With fewer than four rows the rest of the four sums repeat some and are not stored.
+    store_outputs<V>(args, m, j, R,
+                     reduce4<V>(lanes(0), lanes(1 % R), lanes(2 % R), lanes(3 % R)));
   }
 }
 
 template <typename V, typename D, int M>
 void thin(const MatmulArgs& args, int64_t begin, int64_t end) {
   const int64_t bytes = packed_row_bytes(args.type, args.k);
+  constexpr int R = V::kThinWeights;
   int64_t j = begin;
   // The rows of the next call are fetched while these are used; the last call fetches nothing new.
-  for (; j + 4 <= end; j += 4) {
-    thin_rows<V, D, M, 4>(args, j, j + 8 <= end ? 4 * bytes : 0);
+  for (; j + R <= end; j += R) {
+    thin_rows<V, D, M, R>(args, j, j + 2 * R <= end ? R * bytes : 0);
   }
   for (; j < end; ++j) thin_rows<V, D, M, 1>(args, j, 0);
 }
