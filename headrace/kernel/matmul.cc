@@ -29,7 +29,9 @@ MatmulSpanFn matmul_span(Isa isa) {
   return matmul_span_scalar;
 }
 
-QuantizeRowFn quantize_row_fn(Isa) { return quantize_row_scalar; }
+QuantizeRowFn quantize_row_fn(Isa isa) {
+  return isa == Isa::kScalar ? quantize_row_scalar : quantize_row_avx2;
+}
 
 Bytes packed_row_bytes(DType type, int64_t k) { return row_bytes(type, k); }
 

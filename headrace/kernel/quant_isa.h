@@ -15,5 +15,6 @@ using QuantizeRowFn = void (*)(const float* x, int64_t n, std::byte* row);
 QuantizeRowFn quantize_row_fn(Isa isa);
 
 void quantize_row_scalar(const float* x, int64_t n, std::byte* row);
+void quantize_row_avx2(const float* x, int64_t n, std::byte* row);
 
 }  // namespace headrace
