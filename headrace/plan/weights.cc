@@ -9,6 +9,9 @@ namespace {
 
 // Norms and biases: together well under a percent, and a load of a few KiB is all latency.
 constexpr Bytes kAlwaysResident = 64 * kKiB;
+// Weights below this are kept before larger ones: page rounding at both ends of a small extent is
+// read again in every cycle (a 68 KiB weight costs 6 % more than its bytes, a 1 MiB tile 0.4 %).
+constexpr Bytes kKeptFirst = 256 * kKiB;
 
 uint32_t reversed_bits(uint32_t i, int bits) {
   uint32_t out = 0;
@@ -39,6 +42,15 @@ std::vector<WeightUse> weight_uses(const Graph& graph) {
 
 bool only_embedded(const Graph& graph, const WeightUse& w) {
   return graph.ops[static_cast<size_t>(w.last)].kind == OpKind::kEmbed;
+}
+
+// Appends `uses` so that every prefix is spread evenly over them (van der Corput, base 2).
+void append_spread(const std::vector<WeightUse>& uses, std::vector<WeightUse>& order) {
+  const int bits = std::bit_width(uses.size());
+  for (uint32_t i = 0; i < (1u << bits); ++i) {
+    const uint32_t at = reversed_bits(i, bits);
+    if (at < uses.size()) order.push_back(uses[at]);
+  }
 }
 
 // The ring: slots in order of first use, from `begin` up, starting again when the end is near.
@@ -89,21 +101,18 @@ std::vector<WeightUse> keep_order(const Graph& graph) {
   std::vector<WeightUse> uses = weight_uses(graph);
   std::stable_sort(uses.begin(), uses.end(),
                    [](const WeightUse& a, const WeightUse& b) { return a.last < b.last; });
-  std::vector<WeightUse> order, spread, embedded;
+  std::vector<WeightUse> order, small, spread, embedded;
   for (const WeightUse& w : uses) {
     if (always_resident(w)) {
       order.push_back(w);
     } else if (only_embedded(graph, w)) {
       embedded.push_back(w);
     } else {
-      spread.push_back(w);
+      (w.bytes <= kKeptFirst ? small : spread).push_back(w);
     }
   }
-  const int bits = std::bit_width(spread.size());
-  for (uint32_t i = 0; i < (1u << bits); ++i) {
-    const uint32_t at = reversed_bits(i, bits);
-    if (at < spread.size()) order.push_back(spread[at]);
-  }
+  append_spread(small, order);
+  append_spread(spread, order);
   order.insert(order.end(), embedded.begin(), embedded.end());
   return order;
 }

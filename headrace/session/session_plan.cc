@@ -22,7 +22,7 @@ constexpr Bytes kTransferMemory = 1 * kMiB;
 
 // Tiles large enough that a load is all bandwidth, small enough that a ring holds several.
 Bytes tile_bytes(const Model& model) {
-  return std::clamp(weight_bytes(model.file) / 256, 512 * kKiB, 4 * kMiB);
+  return std::clamp(weight_bytes(model.file) / 256, 1 * kMiB, 4 * kMiB);
 }
 
 class Planner {
