@@ -219,11 +219,9 @@ void FileTierImpl::complete(const IoCompletion& completion) {
   if (!transfer.status.ok()) return finish(completion.tag, transfer);
   if (completion.result >= 0) return moved(completion.tag, transfer, completion.result);
   const int number = static_cast<int>(-completion.result);
-  const std::string why =
-      number == EINTR || number == EAGAIN
-          ? std::string()
-          : text_of("%s (errno %d)", std::strerror(number), number);
-  if (why.empty()) return retry(completion.tag, transfer, std::strerror(number));
+  if (number == EINTR || number == EAGAIN)
+    return retry(completion.tag, transfer, std::strerror(number));
+  const std::string why = text_of("%s (errno %d)", std::strerror(number), number);
   fail(completion.tag, transfer, why.c_str());
 }
 

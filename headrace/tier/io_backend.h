@@ -53,8 +53,11 @@ class IoBackend {
 
 struct UringSetup {
   int depth = 8;
-  // The memory to register (pinned in RAM, in pieces of at most 1 GiB); empty: none.
+  // The memory to register (pinned in RAM); empty: none.
   std::span<std::byte> buffers;
+  // It is registered in pieces of this size; the kernel takes at most 1 GiB in one. A request
+  // across two pieces works as one to memory that is not registered.
+  Bytes piece_bytes = kGiB;
 };
 
 struct UringBackend {

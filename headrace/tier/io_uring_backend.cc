@@ -11,8 +11,6 @@
 namespace headrace {
 namespace {
 
-// The kernel refuses a registered buffer of more than 1 GiB.
-constexpr Bytes kPiece = kGiB;
 // The kernel keeps one struct bio_vec for each 4 KiB page of a registered buffer.
 constexpr Bytes kBytesPerPinnedPage = 16;
 
@@ -61,7 +59,7 @@ class Uring final : public IoBackend {
   }
 
  private:
-  Uring() = default;
+  explicit Uring(Bytes piece) : piece_(piece) {}
 
   void prepare(io_uring_sqe* sqe, const IoRequest& r) {
     const unsigned bytes = static_cast<unsigned>(r.bytes);
@@ -86,7 +84,7 @@ class Uring final : public IoBackend {
     const Bytes at = static_cast<Bytes>(address - base);
     const Bytes end = at + r.bytes;
     if (end > static_cast<Bytes>(registered_.size())) return -1;
-    return at / kPiece == (end - 1) / kPiece ? static_cast<int>(at / kPiece) : -1;
+    return at / piece_ == (end - 1) / piece_ ? static_cast<int>(at / piece_) : -1;
   }
 
   int drain(std::span<IoCompletion> out) {
@@ -104,8 +102,8 @@ class Uring final : public IoBackend {
   // 0 or -errno.
   int register_buffers(std::span<std::byte> buffers) {
     std::vector<iovec> pieces;
-    for (size_t at = 0; at < buffers.size(); at += static_cast<size_t>(kPiece)) {
-      const size_t bytes = std::min(buffers.size() - at, static_cast<size_t>(kPiece));
+    for (size_t at = 0; at < buffers.size(); at += static_cast<size_t>(piece_)) {
+      const size_t bytes = std::min(buffers.size() - at, static_cast<size_t>(piece_));
       pieces.push_back({buffers.data() + at, bytes});
     }
     const int rc = io_uring_register_buffers(&ring_, pieces.data(),
@@ -114,13 +112,14 @@ class Uring final : public IoBackend {
     return rc;
   }
 
+  Bytes piece_;
   io_uring ring_ = {};
   bool open_ = false;
   std::span<std::byte> registered_;
 };
 
 Result<UringBackend> Uring::create(const UringSetup& setup) {
-  std::unique_ptr<Uring> uring(new Uring());
+  std::unique_ptr<Uring> uring(new Uring(setup.piece_bytes));
   // Cooperative task running: a completion does not interrupt the compute thread; it is
   // picked up when that thread next looks (Linux 5.19, man io_uring_setup).
   unsigned flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG;

@@ -12,6 +12,10 @@
 //   4. EINTR and EAGAIN are retried; EIO and end-of-file are errors of that ticket alone.
 //   5. Nothing is allocated between construction and destruction beyond what describe() states.
 //   6. The destructor waits for every transfer in flight: no write arrives in freed memory.
+//      Stores are completed; what a load has not yet asked of the system may be dropped.
+//   7. A tier has a fixed number of slots for tickets not waited for. When all are taken, the
+//      next load or store first ends the oldest transfer; if that failed, it returns that
+//      Status and starts nothing. So not waiting can neither deadlock nor hide a failure.
 // Not thread-safe: one thread submits and waits.
 #pragma once
 
