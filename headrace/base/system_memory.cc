@@ -72,7 +72,8 @@ void tighten(const std::string& mount, std::string path, const GroupFiles& files
       }
     }
     if (path.empty() || path == "/") return;
-    path.resize(path.rfind('/'));
+    const size_t slash = path.rfind('/');
+    path.resize(slash == std::string::npos ? 0 : slash);
   }
 }
 
@@ -119,18 +120,19 @@ Result<Bytes> parse_size(const std::string& source, Bytes whole) {
   std::transform(unit.begin(), unit.end(), unit.begin(),
                  [](unsigned char c) { return std::tolower(c); });
   static const std::map<std::string, double> kUnits = {
-      {"", 1},          {"b", 1},          {"%", static_cast<double>(whole) / 100},
+      {"", 1},          {"b", 1},
       {"k", 1024},      {"kib", 1024},     {"kb", 1e3},
       {"m", 1 << 20},   {"mib", 1 << 20},  {"mb", 1e6},
       {"g", 1 << 30},   {"gib", 1 << 30},  {"gb", 1e9},
       {"t", 1ull << 40}, {"tib", 1ull << 40}, {"tb", 1e12}};
   const auto found = kUnits.find(unit);
-  if (r.ec != std::errc() || found == kUnits.end()) {
+  const bool percent = unit == "%";
+  if (r.ec != std::errc() || (found == kUnits.end() && !percent)) {
     return error(Code::kUsage,
                  "'%s' is not a size; write it like 512MiB, 2GB, 4096 (bytes), 60%% or auto",
                  source.c_str());
   }
-  const double bytes = value * found->second;
+  const double bytes = value * (percent ? static_cast<double>(whole) / 100 : found->second);
   if (!(bytes >= 1)) {
     return error(Code::kUsage, "a memory budget of '%s' holds nothing", source.c_str());
   }

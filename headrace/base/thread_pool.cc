@@ -45,10 +45,10 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-void pin_to(pthread_t thread, int cpu) {
+void pin_to(pthread_t thread, const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(static_cast<size_t>(cpu), &set);
+  for (int cpu : cpus) CPU_SET(static_cast<size_t>(cpu), &set);
   // A refusal (a cpuset that shrank) only costs speed.
   (void)pthread_setaffinity_np(thread, sizeof(set), &set);
 }
@@ -62,6 +62,7 @@ struct ThreadPool::State {
   void* fn = nullptr;
   bool stop = false;
   std::vector<std::thread> threads;
+  std::vector<int> callers_cpus;  // to be given back; empty when the caller was not pinned
 
   void work(int worker) {
     uint32_t seen = 0;
@@ -83,9 +84,11 @@ ThreadPool::ThreadPool(int threads, bool pin) : size_(threads) {
   const bool pinned = pin && static_cast<int>(cpus.size()) >= threads;
   for (int i = 1; i < threads; ++i) {
     state_->threads.emplace_back([this, i] { state_->work(i); });
-    if (pinned) pin_to(state_->threads.back().native_handle(), cpus[static_cast<size_t>(i)]);
+    if (pinned) pin_to(state_->threads.back().native_handle(), {cpus[static_cast<size_t>(i)]});
   }
-  if (pinned) pin_to(pthread_self(), cpus[0]);
+  if (!pinned) return;
+  pin_to(pthread_self(), {cpus[0]});
+  state_->callers_cpus = cpus;
 }
 
 ThreadPool::~ThreadPool() {
@@ -94,6 +97,8 @@ ThreadPool::~ThreadPool() {
   state_->generation.fetch_add(1, std::memory_order_release);
   state_->generation.notify_all();
   for (std::thread& t : state_->threads) t.join();
+  // A caller left pinned would hand its one CPU to every thread that it starts later.
+  if (!state_->callers_cpus.empty()) pin_to(pthread_self(), state_->callers_cpus);
 }
 
 void ThreadPool::run_erased(void (*call)(void*, int), void* fn) {

@@ -17,7 +17,9 @@ namespace headrace {
 
 class ThreadPool {
  public:
-  // `threads` >= 1. With `pin`, worker i runs on the i-th CPU the process may use.
+  // `threads` >= 1. With `pin`, worker i runs on the i-th CPU that the calling thread may use,
+  // worker 0 (the caller) included: it gets its CPUs back when the pool is destroyed, which must
+  // happen on the same thread. Not pinned where there are more workers than CPUs.
   explicit ThreadPool(int threads, bool pin = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
