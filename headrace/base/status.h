@@ -101,7 +101,7 @@ class [[nodiscard]] Result {
 #define HR_CONCAT_(a, b) HR_CONCAT_INNER_(a, b)
 // HR_ASSIGN(auto x, make_x()): x is the value, or the enclosing function returns the Status.
 #define HR_ASSIGN(declaration, expression) \
-  HR_ASSIGN_IMPL_(HR_CONCAT_(hr_result_, __LINE__), declaration, expression)
+  HR_ASSIGN_IMPL_(HR_CONCAT_(hr_result_, __COUNTER__), declaration, expression)
 #define HR_ASSIGN_IMPL_(tmp, declaration, expression) \
   auto tmp = (expression);                            \
   if (!tmp.ok()) return tmp.status();                 \
