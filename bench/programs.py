@@ -122,7 +122,8 @@ class Peer:
 WORDS = ("the river ran low in summer and the miller kept a book of levels by the door "
          "so that every morning he could see how much the pond had gained over night "
          "while in spring the gate stood open and the wheel turned as fast as it could "
-         "and nobody counted anything until the rain was over and the grass was dry").split()
+         "and nobody counted anything until the rain was over and the grass was dry")
+WORDS = WORDS.split()
 
 
 def prompt_of(tokens, model, peer):

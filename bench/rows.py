@@ -251,7 +251,7 @@ def bound(setup):
     return {"rows": table, "remarks": [f"{threads} threads"]}, raw
 
 
-# ---- against llama.cpp ------------------------------------------------------------------
+# ---- against llama.cpp ----------------------------------------------------------------
 
 
 def best_peer_setting(setup, model, limit, tokens):
@@ -426,7 +426,7 @@ def first(setup):
         "Headrace is sooner"]}, raw
 
 
-# ---- identity ---------------------------------------------------------------------------
+# ---- identity -------------------------------------------------------------------------
 
 
 def identity(setup):

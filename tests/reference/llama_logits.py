@@ -13,9 +13,12 @@ tests/data/logits/ (smollm2-135m, gemma3-270m). Two readings are taken:
 
 Written:
   NAME.json            ids: the input's token ids (text.txt, with the tokens the
-                       tokenizer adds); positions: how many are scored (200; position i
+                       tokenizer adds); positions: how many are scored (360; position i
                        predicts ids[i + 1]); as_run and exact: top1 and logsumexp of
-                       each position; agreement of the two; perplexity of both over the
+                       each position; agreement of the two; decided: the first 200
+                       positions where exact's best token leads by 0.3 or more (the
+                       logits of the two readings differ by 0.2 rms, so elsewhere the
+                       best token is a matter of rounding); perplexity of both over the
                        first 2048 tokens of the licence text named there; greedy: a
                        continuation of a short prompt
   NAME.top_ids.i32     as_run, [positions, 20] token ids, best first, little endian
@@ -42,7 +45,8 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 OUT = ROOT / "tests" / "data" / "logits"
-POSITIONS, TOP, WINDOW, WINDOWS = 200, 20, 512, 4
+POSITIONS, TOP, WINDOW, WINDOWS = 360, 20, 512, 4
+DECIDED, MARGIN = 200, 0.3
 LICENCE = "/usr/share/common-licenses/GPL-3"  # Debian's base-files
 PROMPT = "The capital of France is"
 
@@ -195,6 +199,13 @@ def main():
             "ids_sha256": hashlib.sha256(windows.tobytes()).hexdigest()},
         "greedy": extra["greedy"],
     }
+    lead = exact_logits[:, 0] - exact_logits[:, 1]
+    decided = [int(i) for i in np.flatnonzero(lead >= MARGIN)[:DECIDED]]
+    if len(decided) < DECIDED or len(extra["ids"]) < POSITIONS:
+        raise RuntimeError(f"the text is too short: {len(decided)} decided positions")
+    result["decided"] = decided
+    result["agreement_where_decided"] = sum(
+        run["top1"][i] == exact["top1"][i] for i in decided) / DECIDED
     (OUT / f"{name}.json").write_text(json.dumps(result, indent=None) + "\n")
     run_ids.tofile(OUT / f"{name}.top_ids.i32")
     run_logits.tofile(OUT / f"{name}.top_logits.f32")
