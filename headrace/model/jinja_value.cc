@@ -169,7 +169,7 @@ const char* Value::type_name() const {
 }
 
 const Value* DictObject::find(const Value& key) const {
-  if (key.is_string()) return find_text(TextView(key.text()));
+  if (key.is_string()) return find(TextView(key.text()));
   for (const auto& [k, v] : items)
     if (equals(k, key)) return &v;
   return nullptr;

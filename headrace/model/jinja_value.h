@@ -122,7 +122,7 @@ struct DictObject : Object {
   int64_t weight = 1;
 
   const Value* find(const Value& key) const;
-  const Value* find_text(TextView key) const;
+  const Value* find(TextView key) const;
   void set(const Value& key, Value value);
 
  private:
