@@ -36,6 +36,7 @@ Run as root for cgroups. Needs an idle machine: the load is printed with the res
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -120,7 +121,7 @@ def main():
     options = arguments_of(sys.argv[1:])
     setup = Setup(options)
     row = rows.ROWS[options.row]
-    before = measure.os.getloadavg()[0]
+    before = os.getloadavg()[0]
     table, raw = row(setup)
     facts = {
         "row": options.row, "title": " ".join(row.__doc__.split()),
@@ -128,7 +129,7 @@ def main():
         "commit": git_commit(), "machine": measure.machine(),
         "command": "bench/run_bench.py " + " ".join(sys.argv[1:]),
         "peer_build": setup.peer.build() if setup.peer else "not measured",
-        "load_before": before, "load_after": measure.os.getloadavg()[0],
+        "load_before": before, "load_after": os.getloadavg()[0],
     }
     options.out.mkdir(parents=True, exist_ok=True)
     label = f"-{options.label}" if options.label else ""
