@@ -38,8 +38,8 @@ class FaultTierTest : public testing::Test {
   }
 
   MappedTier* host_ = nullptr;
-  std::unique_ptr<Tier> tier_;
   std::vector<std::byte> memory_ = std::vector<std::byte>(64 * kKiB);
+  std::unique_ptr<Tier> tier_;  // last: its transfers end before the memory goes
 };
 
 TEST_F(FaultTierTest, ALoadIsPoisonUntilItIsWaitedFor) {
