@@ -3,7 +3,8 @@
 //
 // A tile of K and V is converted to f32 once and used by every query of the block. Queries are
 // taken a few at a time so that a loaded row of K or V serves several; each query's sums keep the
-// order that attention_reference.cc has.
+// order that attention_reference.cc has. Loops over registers are unrolled by pragma: GCC at -O2
+// would keep the registers in memory.
 #pragma once
 
 #include "headrace/kernel/attention_block.h"
@@ -93,19 +94,25 @@ inline void Attend::scores(int64_t query, int64_t position) {
   const float* q_at = q + query * d;
   const float* k_at = k + position * d;
   Lanes dot[kDots];
+#pragma GCC unroll 16
   for (int i = 0; i < kDots; ++i) dot[i] = Lanes::zero();
   for (int64_t i = 0; i < d; i += 16) {
     Lanes x[kQ];
+#pragma GCC unroll 16
     for (int a = 0; a < kQ; ++a) x[a] = Lanes::load(q_at + a * d + i);
+#pragma GCC unroll 16
     for (int b = 0; b < kP; ++b) {
       const Lanes y = Lanes::load(k_at + b * d + i);
+#pragma GCC unroll 16
       for (int a = 0; a < kQ; ++a) dot[a * kP + b] = fma(x[a], y, dot[a * kP + b]);
     }
   }
   float sums[kDots];
   tree_sums(dot, sums);
+#pragma GCC unroll 16
   for (int a = 0; a < kQ; ++a) {
     float* to = p + (query + a) * kKvTile + position;
+#pragma GCC unroll 16
     for (int b = 0; b < kP; ++b) to[b] = sums[a * kP + b];
   }
 }
@@ -134,13 +141,16 @@ void Attend::softmax(int64_t query, TileRange seen) {
   float* weights = p + query * kKvTile;
   const Lanes scale = Lanes::splat(shape.scale), none = Lanes::splat(kMinusInfinity);
   Lanes x[kGroups];
+#pragma GCC unroll 16
   for (int g = 0; g < kGroups; ++g) x[g] = Lanes::load(weights + 16 * g) * scale;
   if (shape.softcap > 0) {
+#pragma GCC unroll 16
     for (Lanes& s : x) s = softcap_lanes(s, Lanes::splat(shape.softcap));
   }
   if (seen.lo > 0 || seen.hi < kKvTile) {
     const Lanes lo = Lanes::splat(static_cast<float>(seen.lo));
     const Lanes hi = Lanes::splat(static_cast<float>(seen.hi));
+#pragma GCC unroll 16
     for (int g = 0; g < kGroups; ++g) {
       const Lanes at = Lanes::index() + Lanes::splat(16.0f * static_cast<float>(g));
       x[g] = where_less(at, lo, none, where_less(at, hi, x[g], none));
@@ -151,6 +161,7 @@ void Attend::softmax(int64_t query, TileRange seen) {
   const float old_max = max[query], new_max = old_max < tile_max ? tile_max : old_max;
   const Lanes rescale = exp_lanes(Lanes::splat(old_max - new_max));
   Lanes lanes = Lanes::zero();
+#pragma GCC unroll 16
   for (int g = 0; g < kGroups; ++g) {
     const Lanes weight = exp_lanes(x[g] - Lanes::splat(new_max));
     weight.store(weights + 16 * g);
@@ -171,18 +182,25 @@ inline void Attend::values_part(int64_t query, int64_t i, TileRange range) {
   float* to = acc + query * d + i;
   const float* weights = p + query * kKvTile;
   Lanes a[kQ * kL];
+#pragma GCC unroll 16
   for (int x = 0; x < kQ; ++x) {
+#pragma GCC unroll 16
     for (int l = 0; l < kL; ++l) a[x * kL + l] = Lanes::load(to + x * d + 16 * l);
   }
   for (int64_t j = range.lo; j < range.hi; ++j) {
     Lanes row[kL];
+#pragma GCC unroll 16
     for (int l = 0; l < kL; ++l) row[l] = Lanes::load(v + j * d + i + 16 * l);
+#pragma GCC unroll 16
     for (int x = 0; x < kQ; ++x) {
       const Lanes weight = Lanes::splat(weights[x * kKvTile + j]);
+#pragma GCC unroll 16
       for (int l = 0; l < kL; ++l) a[x * kL + l] = fma(weight, row[l], a[x * kL + l]);
     }
   }
+#pragma GCC unroll 16
   for (int x = 0; x < kQ; ++x) {
+#pragma GCC unroll 16
     for (int l = 0; l < kL; ++l) a[x * kL + l].store(to + x * d + 16 * l);
   }
 }

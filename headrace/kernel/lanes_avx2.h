@@ -142,6 +142,7 @@ struct DoubleLanes {
 
   void add_square(Lanes x) {
     const __m256 half[2] = {x.lo, x.hi};
+#pragma GCC unroll 16
     for (int i = 0; i < 4; ++i) {
       const __m256 h = half[i / 2];
       const __m128 four = i % 2 == 0 ? _mm256_castps256_ps128(h) : _mm256_extractf128_ps(h, 1);
@@ -164,6 +165,7 @@ constexpr int kValueLanes = 2, kValueQueries = 2;
 // sums[i] = acc[i].tree_sum(), i < 4.
 inline void tree_sums(const Lanes* acc, float* sums) {
   __m256 a[4];
+#pragma GCC unroll 16
   for (int i = 0; i < 4; ++i) a[i] = _mm256_add_ps(acc[i].lo, acc[i].hi);
   const auto halves = [](__m256 x, __m256 y) {  // [x: 4 lanes, y: 4 lanes]
     return _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20),

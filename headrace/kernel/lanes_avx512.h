@@ -126,10 +126,12 @@ constexpr int kValueLanes = 4, kValueQueries = 4;
 // sums[i] = acc[i].tree_sum(), i < 16: four rounds that halve the lanes and the registers.
 inline void tree_sums(const Lanes* acc, float* sums) {
   __m512 a[8], b[4];
+#pragma GCC unroll 16
   for (int i = 0; i < 8; ++i) {  // [x: 8 lanes, y: 8 lanes]
     const __m512 x = acc[2 * i].v, y = acc[2 * i + 1].v;
     a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xEE));
   }
+#pragma GCC unroll 16
   for (int i = 0; i < 4; ++i) {  // [4 dots: 4 lanes each]
     const __m512 x = a[2 * i], y = a[2 * i + 1];
     b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xDD));

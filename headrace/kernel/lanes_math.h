@@ -16,6 +16,7 @@ inline Lanes exp_lanes(Lanes x) {
   Lanes r = fma(n, Lanes::splat(-kLn2High), clamped);
   r = fma(n, Lanes::splat(-kLn2Low), r);
   Lanes y = Lanes::splat(kExpTaylor[7]);
+#pragma GCC unroll 16
   for (int i = 6; i >= 0; --i) y = fma(y, r, Lanes::splat(kExpTaylor[i]));
   return where_less(x, Lanes::splat(kExpLow), Lanes::zero(), add_exponent(y, t));
 }
@@ -24,6 +25,7 @@ inline Lanes tanh_lanes(Lanes x) {
   using namespace float_math;
   const Lanes one = Lanes::splat(1), a = absolute(x), z = x * x;
   Lanes p = Lanes::splat(kTanhOdd[4]);
+#pragma GCC unroll 16
   for (int i = 3; i >= 0; --i) p = fma(p, z, Lanes::splat(kTanhOdd[i]));
   const Lanes small = fma(x * z, p, x);
   const Lanes large = one - Lanes::splat(2) / (exp_lanes(a + a) + one);

@@ -71,9 +71,9 @@ void gated(const float* gate, const float* up, float* out, int64_t n, Act act) {
     });
   };
   if (act == Act::kSilu) {
-    with(silu_lanes);
+    with([](Lanes x) { return silu_lanes(x); });
   } else {
-    with(gelu_tanh_lanes);
+    with([](Lanes x) { return gelu_tanh_lanes(x); });
   }
 }
 
