@@ -239,6 +239,47 @@ Value Renderer::find_method(const FunctionObject& method, const Arguments& argum
   return Value::integer(at == TextView::npos ? -1 : static_cast<int64_t>(at));
 }
 
+// str.format with plain fields: {}, {0}, {name}; {{ and }} stand for braces.
+Value Renderer::format_method(const FunctionObject& method, const Arguments& arguments, int line) {
+  const Text& text = method.receiver.text();
+  Text out;
+  size_t next = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char32_t c = plain(text[i]);
+    const bool doubled = i + 1 < text.size() && plain(text[i + 1]) == c;
+    if (c != '{' && c != '}') {
+      out.push_back(text[i]);
+      continue;
+    }
+    if (doubled) {
+      out.push_back(text[i++]);
+      continue;
+    }
+    size_t end = i;
+    while (end < text.size() && plain(text[end]) != '}') ++end;
+    if (c == '}' || end == text.size())
+      return fail(Code::kBadFile, line, "format: a single brace");
+    const std::string field = to_utf8(TextView(text).substr(i + 1, end - i - 1));
+    const bool number = field.find_first_not_of("0123456789") == std::string::npos;
+    if (field.find_first_of(".[!:{") != std::string::npos || field.size() > 100)
+      return fail(Code::kUnsupported, line, "format: the field \"%.99s\" is not supported",
+                  field.c_str());
+    const Value* value = nullptr;
+    if (number) {
+      const size_t at = field.empty() ? next++ : static_cast<size_t>(std::atoi(field.c_str()));
+      if (at < arguments.positional.size()) value = &arguments.positional[at];
+    }
+    for (const auto& [name, v] : arguments.named)
+      if (!number && name == field) value = &v;
+    if (value == nullptr)
+      return fail(Code::kBadFile, line, "format: no argument \"%s\"", field.c_str());
+    out += text_of(*value, line);
+    if (failed()) return Value();
+    i = end;
+  }
+  return make_text(std::move(out), line);
+}
+
 Value Renderer::text_method(const FunctionObject& method, const Arguments& arguments, int line) {
   const std::string& name = method.name;
   const Text& text = method.receiver.text();
@@ -276,6 +317,7 @@ Value Renderer::text_method(const FunctionObject& method, const Arguments& argum
     }
     return Value::string(std::move(out));
   }
+  if (name == "format") return format_method(method, arguments, line);
   bind(arguments, {}, 0, name.c_str(), line);
   if (name == "upper") return make_text(map_case(text, Case::kUpper), line);
   if (name == "lower") return make_text(map_case(text, Case::kLower), line);

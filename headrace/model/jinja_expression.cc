@@ -16,7 +16,8 @@ constexpr std::string_view kTextMethods[] = {
     "split",     "rsplit",   "strip",        "lstrip",       "rstrip",     "startswith",
     "endswith",  "replace",  "upper",        "lower",        "title",      "capitalize",
     "join",      "find",     "rfind",        "index",        "count",      "splitlines",
-    "isdigit",   "isspace",  "removeprefix", "removesuffix", "isupper",    "islower"};
+    "isdigit",   "isspace",  "removeprefix", "removesuffix", "isupper",    "islower",
+    "format"};
 constexpr std::string_view kDictMethods[] = {"items", "keys", "values", "get"};
 constexpr std::string_view kListMethods[] = {"index", "count"};
 
@@ -37,6 +38,21 @@ bool is_method(const Value& of, std::string_view name) {
   if (of.is_string()) return one_of(name, kTextMethods);
   if (of.is_dict()) return one_of(name, kDictMethods);
   return of.is_list() && one_of(name, kListMethods);
+}
+
+Text escape_html(TextView text) {
+  Text out;
+  for (const char32_t c : text) {
+    const std::string_view entity = plain(c) == '&'    ? "&amp;"
+                                    : plain(c) == '<'  ? "&lt;"
+                                    : plain(c) == '>'  ? "&gt;"
+                                    : plain(c) == '"'  ? "&#34;"
+                                    : plain(c) == '\'' ? "&#39;"
+                                                       : "";
+    if (entity.empty()) out.push_back(c);
+    for (const char e : entity) out.push_back(static_cast<unsigned char>(e) | (c & kUntrusted));
+  }
+  return out;
 }
 
 // Python's floor division and modulo: the remainder has the sign of the divisor.
@@ -180,7 +196,16 @@ Value Renderer::arithmetic(const std::string& op, const Value& a, const Value& b
     if (op == "%") return Value::real(floor_mod(x, y));
     return Value::real((x - floor_mod(x, y)) / y);
   }
-  if (op == "+" && a.is_string() && b.is_string()) return make_text(a.text() + b.text(), line);
+  if (op == "+" && a.is_string() && b.is_string()) {
+    // "Safe" text escapes the HTML of what is added to it, even with autoescape off.
+    if (a.is_safe() == b.is_safe()) {
+      tick(static_cast<int64_t>(a.text().size() + b.text().size()), line);
+      return Value::string(a.text() + b.text(), a.is_safe());
+    }
+    tick(static_cast<int64_t>(6 * (a.text().size() + b.text().size())), line);
+    return Value::string(a.is_safe() ? a.text() + escape_html(b.text())
+                                     : escape_html(a.text()) + b.text(), true);
+  }
   if (op == "+" && a.is_list() && a.kind() == b.kind()) {
     std::vector<Value> items = a.items();
     items.insert(items.end(), b.items().begin(), b.items().end());
@@ -328,8 +353,9 @@ Value Renderer::loop_attribute(const LoopObject& loop, std::string_view name) {
   if (name == "first") return Value::boolean(index0 == 0);
   if (name == "last") return Value::boolean(index0 + 1 == length);
   if (name == "length") return Value::integer(length);
-  if (name == "depth0") return Value::integer(loop.depth0);
-  if (name == "depth") return Value::integer(loop.depth0 + 1);
+  // The depth counts recursive calls of one loop, which we do not have.
+  if (name == "depth0") return Value::integer(0);
+  if (name == "depth") return Value::integer(1);
   if (name == "previtem" && index0 > 0) return loop.items[index0 - 1];
   if (name == "nextitem" && index0 + 1 < length) return loop.items[index0 + 1];
   return Value::undefined(std::string(name));

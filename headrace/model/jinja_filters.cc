@@ -226,7 +226,7 @@ Value Renderer::filter_round(const Value& v, const Arguments& a, int line) {
 
 Value Renderer::filter_safe(const Value& v, const Arguments& a, int line) {
   bind(a, {}, 0, "safe", line);
-  return make_text(text_of(v, line), line);
+  return Value::string(text_of(v, line), true);
 }
 
 Value Renderer::filter_string(const Value& v, const Arguments& a, int line) {

@@ -103,6 +103,7 @@ Value Renderer::filter_join(const Value& v, const Arguments& a, int line) {
 
 Value Renderer::filter_map(const Value& v, const Arguments& a, int line) {
   std::vector<Value> items;
+  if (!v.truth()) return Value::list({});  // also of none, which cannot be iterated
   if (!iterate(v, &items, line)) return Value();
   if (a.positional.empty()) {
     const Bound b = bind(a, {"attribute", "default"}, 1, "map", line);
@@ -127,6 +128,7 @@ Value Renderer::filter_map(const Value& v, const Arguments& a, int line) {
 Value Renderer::select(const Value& v, const Arguments& a, bool keep, bool by_attribute,
                        int line) {
   std::vector<Value> items;
+  if (!v.truth()) return Value::list({});  // also of none, which cannot be iterated
   if (!iterate(v, &items, line)) return Value();
   const size_t skip = by_attribute ? 1 : 0;
   if (a.positional.size() < skip) return fail(Code::kBadFile, line, "selectattr needs an attribute");

@@ -45,7 +45,6 @@ struct FunctionObject : Object {
 struct LoopObject : Object {
   std::vector<Value> items;
   size_t index0 = 0;
-  int depth0 = 0;
   bool has_last_changed = false;
   Value last_changed;
 };

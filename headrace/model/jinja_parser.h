@@ -1,6 +1,6 @@
 // Parser of chat templates.
 //
-// Promises: a construct that the renderer does not know (a tag, a filter, a test, star arguments)
+// Promises: a construct of Jinja that the renderer lacks (a tag, a filter, a test, star arguments)
 // is refused here, by name and line, not when it is first reached. Nesting is limited, so that
 // neither parsing nor rendering can overflow the stack.
 #pragma once

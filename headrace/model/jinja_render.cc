@@ -130,7 +130,6 @@ bool Renderer::loop_items(const Statement& s, std::vector<Value>* items) {
 void Renderer::run_for(const Statement& s) {
   auto loop = std::make_shared<LoopObject>();
   if (!loop_items(s, &loop->items)) return;
-  loop->depth0 = loops_++;
   const Value loop_value = Value::loop(loop);
   for (size_t i = 0; i < loop->items.size() && tick(1, s.line); ++i) {
     loop->index0 = i;
@@ -141,7 +140,6 @@ void Renderer::run_for(const Statement& s) {
     pop_scope();
     if (flow == Flow::kBreak || failed()) break;
   }
-  --loops_;
   if (loop->items.empty()) {
     push_scope();
     run_body(s.otherwise);

@@ -93,6 +93,7 @@ class Renderer {
   Value split_method(const FunctionObject& method, const Arguments& arguments, int line);
   Value affix_method(const FunctionObject& method, const Arguments& arguments, int line);
   Value find_method(const FunctionObject& method, const Arguments& arguments, int line);
+  Value format_method(const FunctionObject& method, const Arguments& arguments, int line);
   Value dict_method(const FunctionObject& method, const Arguments& arguments, int line);
   Value list_method(const FunctionObject& method, const Arguments& arguments, int line);
   Value loop_method(const FunctionObject& method, const Arguments& arguments, int line);
@@ -167,7 +168,6 @@ class Renderer {
   Text* out_ = nullptr;
   int64_t steps_left_ = 0;
   int nesting_ = 0;
-  int loops_ = 0;
 };
 
 }  // namespace headrace::jinja

@@ -70,7 +70,7 @@ std::vector<TextView> split_spaces(TextView text, int64_t limit) {
     out.push_back(text.substr(0, end));
     text = strip(text.substr(end), nullptr, true, false);
   }
-  if (!text.empty()) out.push_back(strip(text, nullptr, false, true));
+  if (!text.empty()) out.push_back(text);
   return out;
 }
 
@@ -83,7 +83,7 @@ std::vector<TextView> rsplit_spaces(TextView text, int64_t limit) {
     out.push_back(text.substr(begin));
     text = strip(text.substr(0, begin), nullptr, false, true);
   }
-  if (!text.empty()) out.push_back(strip(text, nullptr, true, false));
+  if (!text.empty()) out.push_back(text);
   std::reverse(out.begin(), out.end());
   return out;
 }

@@ -54,11 +54,12 @@ Value Value::real(double f) {
   return v;
 }
 
-Value Value::string(Text text) {
+Value Value::string(Text text, bool safe) {
   Value v;
   v.kind_ = Kind::kString;
   auto object = std::make_shared<StringObject>();
   object->text = std::move(text);
+  object->safe = safe;
   v.object_ = std::move(object);
   return v;
 }
@@ -107,6 +108,10 @@ Value Value::loop(std::shared_ptr<LoopObject> l) {
   v.kind_ = Kind::kLoop;
   v.object_ = std::move(l);
   return v;
+}
+
+bool Value::is_safe() const {
+  return is_string() && static_cast<const StringObject&>(*object_).safe;
 }
 
 const Text& Value::text() const { return static_cast<const StringObject&>(*object_).text; }

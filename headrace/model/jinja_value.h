@@ -57,7 +57,8 @@ class Value {
   static Value boolean(bool b);
   static Value integer(int64_t i);
   static Value real(double f);
-  static Value string(Text text);
+  // `safe`: marked by the filter of that name (markupsafe.Markup).
+  static Value string(Text text, bool safe = false);
   static Value string(TextView text) { return string(Text(text)); }
   static Value ascii(std::string_view text);
   static Value list(std::vector<Value> items, bool tuple = false);
@@ -70,6 +71,7 @@ class Value {
   bool is_undefined() const { return kind_ == Kind::kUndefined; }
   bool is_none() const { return kind_ == Kind::kNone; }
   bool is_string() const { return kind_ == Kind::kString; }
+  bool is_safe() const;
   bool is_list() const { return kind_ == Kind::kList || kind_ == Kind::kTuple; }
   bool is_dict() const { return kind_ == Kind::kDict; }
   // Booleans are integers, as in Python.
@@ -107,6 +109,7 @@ class Value {
 
 struct StringObject : Object {
   Text text;
+  bool safe = false;
 };
 
 struct ListObject : Object {
