@@ -1,5 +1,6 @@
 #include "headrace/ir/graph.h"
 
+#include <algorithm>
 #include <array>
 
 namespace headrace {
@@ -20,5 +21,24 @@ constexpr std::array<const char*, kAttrCount> kAttrs = {
 const char* name_of(Role role) { return kRoles[static_cast<size_t>(role)]; }
 const char* name_of(OpKind kind) { return kOps[static_cast<size_t>(kind)]; }
 const char* name_of(Attr attr) { return kAttrs[static_cast<size_t>(attr)]; }
+
+Graph without_outputs(Graph graph) {
+  std::vector<bool> needed(graph.tensors.size(), false);
+  std::vector<Op> kept;
+  for (auto op = graph.ops.rbegin(); op != graph.ops.rend(); ++op) {
+    if (op->updates.empty() && !needed[op->outputs[0].index()]) continue;
+    for (TensorId id : op->inputs) {
+      if (id.valid()) needed[id.index()] = true;
+    }
+    kept.push_back(std::move(*op));
+  }
+  std::reverse(kept.begin(), kept.end());
+  graph.ops = std::move(kept);
+  graph.max_output_rows = 0;
+  for (Tensor& t : graph.tensors) {
+    if (t.role == Role::kOutput) t.role = Role::kActivation;
+  }
+  return graph;
+}
 
 }  // namespace headrace

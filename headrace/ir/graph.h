@@ -177,6 +177,10 @@ inline Bytes gathered_skew(const Tensor& gathered, int32_t token) {
   return (gathered.source.offset + token * row_bytes(gathered.dtype, gathered.cols)) % kPage;
 }
 
+// The same step for its state updates alone: ops that lead to no update are dropped, outputs become
+// plain activations. All tensors stay, so ids and weights are those of `graph`.
+Graph without_outputs(Graph graph);
+
 // Ok, or the first broken promise, with the op's and tensor's names.
 Status verify(const Graph& graph);
 

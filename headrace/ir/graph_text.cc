@@ -46,31 +46,30 @@ Result<Tensor> parse_tensor(text::Reader& in) {
   Tensor t;
   HR_ASSIGN(t.role, enum_of<Role>(in, kRoleCount));
   HR_ASSIGN(const std::string dtype, in.word());
-  HR_ASSIGN(t.dtype, dtype_from_name(dtype));
+  const Result<DType> type = dtype_from_name(dtype);
+  if (!type.ok()) return in.fail(type.status().message());
+  t.dtype = *type;
   HR_TRY(in.expect("["));
   HR_ASSIGN(t.rows, in.integer());
   HR_ASSIGN(t.cols, in.integer());
   HR_TRY(in.expect("]"));
   HR_TRY(in.expect("bytes"));
   HR_ASSIGN(t.bytes, in.integer());
-  if (in.peek() == "file") {
-    HR_TRY(in.expect("file"));
-    HR_ASSIGN(const int64_t file, in.integer());
-    t.source.file = static_cast<int32_t>(file);
+  if (in.take("file")) {
+    HR_ASSIGN(t.source.file, in.small_integer());
     HR_TRY(in.expect("offset"));
     HR_ASSIGN(t.source.offset, in.integer());
     HR_ASSIGN(t.source.bytes, in.integer());
   }
-  if (in.peek() == "slot") {
-    HR_TRY(in.expect("slot"));
-    HR_ASSIGN(const int64_t layer, in.integer());
-    HR_ASSIGN(const int64_t sequence, in.integer());
-    HR_ASSIGN(const int64_t segment, in.integer());
-    t.slot = {static_cast<int32_t>(layer), static_cast<int32_t>(sequence),
-              static_cast<int32_t>(segment)};
+  if (in.take("slot")) {
+    HR_ASSIGN(t.slot.layer, in.small_integer());
+    HR_ASSIGN(t.slot.sequence, in.small_integer());
+    HR_ASSIGN(t.slot.segment, in.small_integer());
   }
-  if (in.peek() == "values") {
-    HR_TRY(in.expect("values"));
+  if (in.take("values")) {
+    if (t.rows < 1 || t.cols < 1 || t.rows > INT32_MAX / t.cols) {
+      return in.fail("a constant of impossible shape");
+    }
     for (int64_t i = 0; i < t.rows * t.cols; ++i) {
       HR_ASSIGN(const double v, in.real());
       t.constant.push_back(static_cast<float>(v));
@@ -149,8 +148,7 @@ std::string to_text(const Graph& graph) {
   return out;
 }
 
-Result<Graph> parse_graph(std::string_view source) {
-  text::Reader in(source);
+Result<Graph> text::read_graph(Reader& in) {
   if (!in.next_line()) return in.fail("an empty text is not a graph");
   Graph graph;
   HR_TRY(in.expect("graph"));
@@ -174,6 +172,11 @@ Result<Graph> parse_graph(std::string_view source) {
     if (in.more()) return in.fail("'" + in.peek() + "' is left over");
   }
   return graph;
+}
+
+Result<Graph> parse_graph(std::string_view source) {
+  text::Reader in(source);
+  return text::read_graph(in);
 }
 
 uint64_t fingerprint(const Graph& graph) {

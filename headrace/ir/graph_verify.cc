@@ -1,10 +1,19 @@
 // verify(Graph): every promise of graph.h, op by op, without sharing code with the builders.
+#include <cmath>
 #include <set>
 
 #include "headrace/ir/graph.h"
 
 namespace headrace {
 namespace {
+
+// Sizes beyond this are refused before they are multiplied: a graph may come from a file.
+constexpr int64_t kMostElements = int64_t{1} << 48;
+constexpr double kMostAttr = 9007199254740992.0;  // 2^53: an integer that a double still holds
+constexpr size_t kAnyNumber = SIZE_MAX;
+constexpr int64_t kMostHeads = 1 << 20;  // of heads and of their dimensions
+
+bool is_vector(const Tensor& t, int64_t cols) { return t.rows == 1 && t.cols == cols; }
 
 class Verifier {
  public:
@@ -25,10 +34,13 @@ class Verifier {
   }
 
   Status check_tensors() {
+    if (g_.max_rows < 1 || g_.max_output_rows < 0 || g_.max_output_rows > g_.max_rows) {
+      return bad("a graph with impossible row counts", g_.name);
+    }
     std::set<std::string> names;
     for (const Tensor& t : g_.tensors) {
       if (!names.insert(t.name).second) return bad("two tensors have the same name", t.name);
-      if (t.rows <= 0 || t.cols <= 0) return bad("tensor without elements", t.name);
+      HR_TRY(check_sizes(t));
       if (t.role == Role::kWeight) {
         if (!t.source.valid()) return bad("weight without a file extent", t.name);
         if (t.source.bytes != t.bytes) return bad("weight and file extent differ", t.name);
@@ -38,8 +50,7 @@ class Verifier {
         if (t.bytes != t.rows * gathered_row_stride(t)) {
           return bad("gathered rows with the wrong size", t.name);
         }
-      } else if (t.role != Role::kState &&
-                 t.bytes != t.rows * row_bytes(t.dtype, t.cols)) {
+      } else if (t.bytes != t.rows * row_bytes(t.dtype, t.cols)) {
         return bad("bytes do not match shape and type", t.name);
       }
       if (t.role == Role::kConstant &&
@@ -47,6 +58,28 @@ class Verifier {
            t.constant.size() != static_cast<size_t>(t.rows * t.cols))) {
         return bad("constant without its values", t.name);
       }
+    }
+    return {};
+  }
+
+  Status check_sizes(const Tensor& t) {
+    if (t.rows <= 0 || t.cols <= 0) return bad("tensor without elements", t.name);
+    if (t.rows > kMostElements || t.cols > kMostElements / t.rows) {
+      return bad("tensor of absurd size", t.name);
+    }
+    if (t.cols % info(t.dtype).block_elements != 0 && t.dtype != DType::kActQ8) {
+      return bad("a row is not whole blocks", t.name);
+    }
+    if (t.source.valid() && (t.source.offset < 0 || t.source.bytes <= 0 ||
+                             t.source.offset > kMostElements || t.source.bytes > kMostElements)) {
+      return bad("impossible file extent", t.name);
+    }
+    if (t.role == Role::kState &&
+        (t.slot.layer < 0 || t.slot.sequence < 0 || t.slot.segment < 0)) {
+      return bad("state without a slot", t.name);
+    }
+    if (t.role == Role::kGathered && t.rows != g_.max_rows) {
+      return bad("gathered rows are not those of a step", t.name);
     }
     return {};
   }
@@ -82,8 +115,9 @@ class Verifier {
   }
 
   Status check_op(const Op& op) {
-    const size_t required = required_inputs(op);
+    const auto [required, most] = input_count(op);
     if (op.inputs.size() < required) return error(Code::kBadFile, "too few inputs");
+    if (op.inputs.size() > most) return error(Code::kBadFile, "too many inputs");
     if (op.outputs.size() != 1) return error(Code::kBadFile, "not exactly one output");
     if (op.workspace < 0) return error(Code::kBadFile, "negative workspace");
     for (size_t i = 0; i < op.inputs.size(); ++i) {
@@ -95,6 +129,11 @@ class Verifier {
       if (g_.at(id).role != Role::kState) return bad("an update of no state", g_.at(id).name);
     }
     HR_TRY(check_id(op.outputs[0], false));
+    for (const auto& [attr, value] : op.attrs) {
+      if (!(std::abs(value) <= kMostAttr)) return bad("impossible attribute", name_of(attr));
+    }
+    HR_TRY(check_types(op));
+    HR_TRY(check_rows(op));
     HR_TRY(check_shapes(op));
     if (op.kind == OpKind::kMatMul) {
       return write_columns(op.outputs[0], op.iattr(Attr::kColBegin), g_.at(op.inputs[1]).rows);
@@ -102,14 +141,16 @@ class Verifier {
     return write_columns(op.outputs[0], 0, g_.at(op.outputs[0]).cols);
   }
 
-  static size_t required_inputs(const Op& op) {
+  // The least and the most inputs of an op of this kind.
+  static std::pair<size_t, size_t> input_count(const Op& op) {
     switch (op.kind) {
-      case OpKind::kRmsNorm:
+      case OpKind::kEmbed: return {1, kAnyNumber};
+      case OpKind::kRmsNorm: return {2, 3};
       case OpKind::kMatMul:
-      case OpKind::kRopeKv:
-      case OpKind::kAttention:
-      case OpKind::kAdd: return 2;
-      default: return 1;
+      case OpKind::kRopeKv: return {2, 4};
+      case OpKind::kAttention: return {2, kAnyNumber};
+      case OpKind::kAdd: return {2, 2};
+      default: return {1, 1};
     }
   }
 
@@ -117,27 +158,78 @@ class Verifier {
     return holds ? Status() : error(Code::kBadFile, "%s", what);
   }
 
+  // Activations are f32; where quantisation is fused into an op, its output may be act_q8.
+  Status check_types(const Op& op) {
+    const DType out = g_.at(op.outputs[0]).dtype;
+    const bool fused = op.kind == OpKind::kRmsNorm || op.kind == OpKind::kAttention ||
+                       op.kind == OpKind::kGatedAct;
+    if (op.kind == OpKind::kQuantize) {
+      HR_TRY(need(out == DType::kActQ8, "output is not act_q8"));
+    } else {
+      HR_TRY(need(out == DType::kF32 || (fused && out == DType::kActQ8),
+                  "output of a type that this op does not write"));
+    }
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (!op.inputs[i].valid() || (op.kind == OpKind::kMatMul && i == 0)) continue;
+      const Tensor& t = g_.at(op.inputs[i]);
+      HR_TRY(need(is_source(t) || t.dtype == DType::kF32, "an activation input is not f32"));
+    }
+    return {};
+  }
+
+  Status check_rows(const Op& op) {
+    const int64_t rows = g_.at(op.outputs[0]).rows;
+    switch (op.kind) {
+      case OpKind::kEmbed:
+      case OpKind::kRopeTable:
+        return need(rows == g_.max_rows, "output does not have the rows of a step");
+      case OpKind::kSelectRows:
+        return need(rows == g_.max_output_rows, "output does not have the rows that are asked for");
+      default:
+        return need(rows == g_.at(op.inputs[0]).rows, "input and output differ in rows");
+    }
+  }
+
   Status check_shapes(const Op& op) {
     const Tensor& in = g_.at(op.inputs[0]);
     const Tensor& out = g_.at(op.outputs[0]);
     switch (op.kind) {
-      case OpKind::kEmbed:
-        return need(in.cols == out.cols, "table and output differ in columns");
+      case OpKind::kEmbed: return check_embed(op);
       case OpKind::kRopeTable:
+        HR_TRY(need(in.rows == 1 && in.dtype == DType::kF32, "inv_freq is not a vector of f32"));
         return need(2 * in.cols == out.cols, "rope table is not twice inv_freq");
       case OpKind::kMatMul: return check_matmul(op);
       case OpKind::kRopeKv:
       case OpKind::kAttention: return check_attention(op);
       case OpKind::kGatedAct:
         return need(in.cols == 2 * out.cols, "gate_up is not twice the output");
-      case OpKind::kQuantize:
-        HR_TRY(need(out.dtype == DType::kActQ8, "output is not act_q8"));
-        [[fallthrough]];
       case OpKind::kRmsNorm:
+        HR_TRY(need(is_vector(g_.at(op.inputs[1]), in.cols), "weight of another width"));
+        if (op.inputs.size() > 2 && op.inputs[2].valid()) {
+          HR_TRY(need(same_shape(g_.at(op.inputs[2]), out), "residual of other shape"));
+        }
+        break;
       case OpKind::kAdd:
-      case OpKind::kSelectRows:
-      case OpKind::kSoftcap:
-        return need(in.cols == out.cols, "input and output differ in columns");
+        HR_TRY(need(same_shape(in, g_.at(op.inputs[1])), "the two inputs differ in shape"));
+        break;
+      default: break;
+    }
+    return need(in.cols == out.cols, "input and output differ in columns");
+  }
+
+  static bool same_shape(const Tensor& a, const Tensor& b) {
+    return a.rows == b.rows && a.cols == b.cols;
+  }
+
+  Status check_embed(const Op& op) {
+    const Tensor& out = g_.at(op.outputs[0]);
+    for (TensorId id : op.inputs) {
+      HR_TRY(check_id(id, false));
+      const Tensor& table = g_.at(id);
+      HR_TRY(need(table.cols == out.cols, "table and output differ in columns"));
+      HR_TRY(need(table.role == Role::kWeight ||
+                      (table.role == Role::kGathered && op.inputs.size() == 1),
+                  "the table is neither tiles of a weight nor gathered rows"));
     }
     return {};
   }
@@ -149,18 +241,23 @@ class Verifier {
     HR_TRY(need(a.cols == w.cols, "inner dimensions differ"));
     HR_TRY(need(info(w.dtype).quantised == (a.dtype == DType::kActQ8),
                 "activation type does not suit the weight type"));
-    for (size_t i = 2; i < op.inputs.size(); ++i) {
-      if (!op.inputs[i].valid()) continue;
-      HR_TRY(need(g_.at(op.inputs[i]).cols == y.cols, "bias or residual of other width"));
+    HR_TRY(need(op.iattr(Attr::kColBegin) >= 0, "columns before the first"));
+    if (op.inputs.size() > 2 && op.inputs[2].valid()) {
+      HR_TRY(need(is_vector(g_.at(op.inputs[2]), y.cols), "bias of other width"));
     }
-    return need(a.rows == y.rows, "input and output differ in rows");
+    if (op.inputs.size() > 3 && op.inputs[3].valid()) {
+      HR_TRY(need(same_shape(g_.at(op.inputs[3]), y), "residual of other shape"));
+    }
+    return {};
   }
 
   Status check_attention(const Op& op) {
     const int64_t heads = op.iattr(Attr::kHeads), kv = op.iattr(Attr::kKvHeads);
     const int64_t dim = op.iattr(Attr::kHeadDim);
     HR_TRY(need(heads > 0 && kv > 0 && dim > 0 && heads % kv == 0, "heads do not divide"));
-    HR_TRY(need(op.iattr(Attr::kSegmentTokens) % 64 == 0, "segments are not whole tiles of 64"));
+    HR_TRY(need(heads < kMostHeads && dim < kMostHeads, "heads beyond all measure"));
+    const int64_t segment = op.iattr(Attr::kSegmentTokens);
+    HR_TRY(need(segment > 0 && segment % 64 == 0, "segments are not whole tiles of 64"));
     const int64_t q_cols = heads * dim;
     HR_TRY(need(g_.at(op.outputs[0]).cols == q_cols, "output is not heads x head_dim"));
     if (op.kind == OpKind::kAttention) {
@@ -168,16 +265,28 @@ class Verifier {
       return check_slots(op, std::vector<TensorId>(op.inputs.begin() + 1, op.inputs.end()));
     }
     HR_TRY(need(g_.at(op.inputs[0]).cols == q_cols + 2 * kv * dim, "qkv has the wrong width"));
+    HR_TRY(need(g_.at(op.inputs[1]).cols == dim, "rope table is not as wide as a head"));
+    for (size_t i = 2; i < op.inputs.size(); ++i) {
+      if (!op.inputs[i].valid()) continue;
+      HR_TRY(need(is_vector(g_.at(op.inputs[i]), dim), "q_norm or k_norm is not as wide as a head"));
+    }
     return check_slots(op, op.updates);
   }
 
   Status check_slots(const Op& op, const std::vector<TensorId>& slots) {
     const int64_t segments = op.iattr(Attr::kSegments);
-    HR_TRY(need(segments > 0 && slots.size() % static_cast<size_t>(segments) == 0,
+    HR_TRY(need(segments > 0 && !slots.empty() && slots.size() % static_cast<size_t>(segments) == 0,
                 "KV slots are not whole sequences"));
+    const int64_t elements = 2 * op.iattr(Attr::kSegmentTokens) * op.iattr(Attr::kKvHeads) *
+                             round_up(op.iattr(Attr::kHeadDim), 16);
     for (size_t i = 0; i < slots.size(); ++i) {
       HR_TRY(check_id(slots[i], false));
-      const KvSlot& s = g_.at(slots[i]).slot;
+      const Tensor& t = g_.at(slots[i]);
+      const KvSlot& s = t.slot;
+      HR_TRY(need(t.role == Role::kState, "a KV slot is no state"));
+      HR_TRY(need(t.dtype == DType::kF16 && t.rows * t.cols == elements,
+                  "a KV slot of the wrong size"));
+      HR_TRY(need(s.layer == g_.at(slots[0]).slot.layer, "KV slots of several layers"));
       const int64_t want = static_cast<int64_t>(i);
       HR_TRY(need(s.sequence == want / segments && s.segment == want % segments,
                   "KV slots are out of order"));

@@ -136,15 +136,15 @@ Result<Instr> parse_instr(text::Reader& in, InstrKind kind) {
     HR_ASSIGN(const int64_t tensor, numbered(in, "t"));
     i.tensor = TensorId(tensor);
     if (kind != InstrKind::kDetach) {
-      HR_ASSIGN(const int64_t tier, keyed(in, "tier"));
-      i.tier = TierId(tier);
-      HR_ASSIGN(const int64_t stream, keyed(in, "stream"));
-      i.stream = StreamId(stream);
+      HR_TRY(in.expect("tier"));
+      HR_ASSIGN(i.tier.value, in.small_integer());
+      HR_TRY(in.expect("stream"));
+      HR_ASSIGN(i.stream.value, in.small_integer());
     }
   }
   if (in.more()) HR_TRY(in.expect("waits"));
   while (in.more()) {
-    HR_ASSIGN(const int64_t step, in.integer());
+    HR_ASSIGN(const int32_t step, in.small_integer());
     i.waits.push_back(Step(step));
   }
   return i;
@@ -160,10 +160,9 @@ Result<Residency> parse_residency(text::Reader& in, bool tensor) {
   }
   HR_ASSIGN(r.offset, keyed(in, "offset"));
   HR_ASSIGN(r.bytes, keyed(in, "bytes"));
-  HR_ASSIGN(const int64_t begin, keyed(in, "steps"));
-  HR_ASSIGN(const int64_t end, in.integer());
-  r.begin = Step(begin);
-  r.end = Step(end);
+  HR_TRY(in.expect("steps"));
+  HR_ASSIGN(r.begin.value, in.small_integer());
+  HR_ASSIGN(r.end.value, in.small_integer());
   return r;
 }
 
@@ -174,10 +173,13 @@ Result<Program> parse_program(std::string_view source) {
   if (graph_at == std::string_view::npos) {
     return error(Code::kBadFile, "the program holds no graph");
   }
-  HR_ASSIGN(Graph graph, parse_graph(source.substr(graph_at + 1)));
+  const std::string_view head_text = source.substr(0, graph_at);
+  const auto lines = 1 + std::count(head_text.begin(), head_text.end(), '\n');
+  text::Reader tail(source.substr(graph_at + 1), static_cast<int>(lines));
+  HR_ASSIGN(Graph graph, text::read_graph(tail));
   Program p;
   p.graph = std::make_shared<const Graph>(std::move(graph));
-  text::Reader in(source.substr(0, graph_at));
+  text::Reader in(head_text);
   if (!in.next_line()) return in.fail("an empty text is not a program");
   HR_TRY(in.expect("program"));
   HR_ASSIGN(p.name, in.word());

@@ -13,8 +13,11 @@ class Verifier {
   explicit Verifier(const Program& p) : p_(p), g_(*p.graph), n_(p.exit().value) {}
 
   Status run() {
+    HR_TRY(verify(g_));
+    HR_TRY(check_tiers());
     HR_TRY(check_ids());
     HR_TRY(check_extents());
+    HR_TRY(check_lives());
     HR_TRY(check_overlaps());
     for (int32_t s = 0; s < n_; ++s) {
       Status status = check_step(s);
@@ -34,6 +37,17 @@ class Verifier {
 
   static Status broken(const std::string& what) { return error(Code::kBadFile, "%s", what.c_str()); }
 
+  Status check_tiers() const {
+    if (p_.tiers.empty()) return broken("a program without a device");
+    for (size_t t = 1; t < p_.tiers.size(); ++t) {
+      const TierInfo& tier = p_.tiers[t];
+      if (!(tier.load_bytes_per_s > 0) || !(tier.store_bytes_per_s >= 0) || tier.latency_ns < 0) {
+        return broken("tier '" + tier.name + "' has impossible rates");
+      }
+    }
+    return {};
+  }
+
   Status check_ids() const {
     for (const Instr& i : p_.instrs) {
       const bool compute = i.kind == InstrKind::kCompute;
@@ -46,6 +60,18 @@ class Verifier {
       const bool moves = !compute && i.kind != InstrKind::kDetach;
       if (moves && (i.tier.value < 1 || i.tier.index() >= p_.tiers.size())) {
         return broken("a transfer names a tier that does not exist");
+      }
+      // Stream 0 computes; each link has one stream, or one for each direction.
+      const int32_t streams = static_cast<int32_t>(2 * p_.tiers.size());
+      if (moves ? (i.stream.value < 1 || i.stream.value >= streams) : i.stream.value != 0) {
+        return broken("an instruction is on a stream of the wrong kind");
+      }
+      if (i.cost_ns < 0) return broken("an instruction takes less than no time");
+      if (i.kind == InstrKind::kLoad && g_.at(i.tensor).role != Role::kWeight) {
+        return broken("a load of '" + g_.at(i.tensor).name + "', which is no weight");
+      }
+      if (i.kind == InstrKind::kGather && g_.at(i.tensor).role != Role::kGathered) {
+        return broken("a gather of '" + g_.at(i.tensor).name + "', which is no table");
       }
       for (Step w : i.waits) {
         if (w.value < 0 || w.value >= n_) return broken("a wait names a step that does not exist");
@@ -68,7 +94,7 @@ class Verifier {
       const Bytes want = r.tensor.valid() ? device_bytes(g_.at(r.tensor)) : g_.at(r.op).workspace;
       const std::string& name = r.tensor.valid() ? g_.at(r.tensor).name : g_.at(r.op).name;
       if (r.bytes < want) return broken("extent of '" + name + "' is too small");
-      if (r.offset < 0 || r.offset + r.bytes > p_.arena_bytes) {
+      if (r.offset < 0 || r.offset > p_.arena_bytes || r.bytes > p_.arena_bytes - r.offset) {
         return broken("extent of '" + name + "' is outside the arena");
       }
       const bool loaded = r.tensor.valid() && (g_.at(r.tensor).role == Role::kWeight ||
@@ -78,6 +104,47 @@ class Verifier {
       }
     }
     return {};
+  }
+
+  // A residency begins and ends with what makes it so; whatever has no copy elsewhere lives once.
+  Status check_lives() const {
+    std::vector<int> entries(g_.tensors.size(), 0), lives(g_.tensors.size(), 0);
+    for (const Residency& r : p_.residencies) {
+      if (!r.tensor.valid()) continue;
+      const Tensor& t = g_.at(r.tensor);
+      const std::string name = "'" + t.name + "'";
+      const bool whole = r.begin == kEntry && r.end.value == n_;
+      ++lives[r.tensor.index()];
+      entries[r.tensor.index()] += r.begin == kEntry ? 1 : 0;
+      if ((t.role == Role::kState || t.role == Role::kConstant) && !whole) {
+        return broken(std::string(name_of(t.role)) + " " + name + " is not resident throughout");
+      }
+      if (t.role == Role::kOutput && r.end.value != n_) {
+        return broken("output " + name + " is gone before the end");
+      }
+      if (t.role == Role::kWeight || t.role == Role::kGathered) {
+        const bool from_before = r.begin == kEntry && t.role == Role::kWeight;
+        if (!from_before && (r.begin == kEntry || !moves(r.begin, r.tensor))) {
+          return broken("residency of " + name + " begins without a load");
+        }
+      } else if (lives[r.tensor.index()] > 1) {
+        return broken(name + " is in two places");
+      }
+      if (t.role == Role::kWeight && r.end.value < n_ && !detaches(r.end, r.tensor)) {
+        return broken("residency of " + name + " ends without a detach");
+      }
+      if (entries[r.tensor.index()] > 1) return broken(name + " is in two places at entry");
+    }
+    return {};
+  }
+
+  bool moves(Step step, TensorId t) const {
+    const Instr& i = p_.instrs[step.index()];
+    return (i.kind == InstrKind::kLoad || i.kind == InstrKind::kGather) && i.tensor == t;
+  }
+  bool detaches(Step step, TensorId t) const {
+    const Instr& i = p_.instrs[step.index()];
+    return i.kind == InstrKind::kDetach && i.tensor == t;
   }
 
   // Two tensors may share bytes at the same step only when one is the residual that the other
@@ -94,14 +161,16 @@ class Verifier {
     return false;
   }
 
-  // From the first op that writes y on, `residual` is read by ops that write y and no other.
+  // From the first op that writes y on, `residual` is read by ops that write y and no other, and
+  // by those as their residual alone: as the left operand all its columns are read by every tile.
   bool only_read_by_writers(TensorId residual, TensorId y) const {
     bool started = false;
     for (const Op& op : g_.ops) {
       const bool writes = op.outputs[0] == y;
       started |= writes;
-      const bool reads = std::find(op.inputs.begin(), op.inputs.end(), residual) != op.inputs.end();
-      if (started && reads && !writes) return false;
+      for (size_t i = 0; started && i < op.inputs.size(); ++i) {
+        if (op.inputs[i] == residual && (!writes || i != 3)) return false;
+      }
     }
     return true;
   }
@@ -138,7 +207,7 @@ class Verifier {
     return nullptr;
   }
 
-  // Every residency must begin and end with the instruction that makes it begin or end.
+  // What each kind of instruction needs of the residencies at its step.
   Status check_step(int32_t step) const {
     const Instr& i = p_.instrs[static_cast<size_t>(step)];
     switch (i.kind) {
@@ -147,7 +216,7 @@ class Verifier {
       case InstrKind::kGather: {
         const Residency* r = residency_at(i.tensor, step);
         if (r == nullptr || r->begin.value != step) return broken("load without a residency");
-        if (residency_at(i.tensor, step - 1) != nullptr && step > 0) {
+        if (residency_at(i.tensor, step - 1) != nullptr) {
           return broken("load of what is resident already");
         }
         return check_free(step, *r, i);
@@ -156,9 +225,9 @@ class Verifier {
         if (residency_at(i.tensor, step) == nullptr) return broken("store of what is not here");
         return {};
       case InstrKind::kDetach: {
-        if (step == 0 ? false : residency_at(i.tensor, step - 1) == nullptr) {
-          return broken("detach of what is not resident");
-        }
+        const Residency* r = residency_at(i.tensor, step - 1);  // step -1 is the entry
+        if (r == nullptr) return broken("detach of what is not resident");
+        if (r->end.value != step) return broken("residency goes on after the detach");
         const Tensor& t = g_.at(i.tensor);
         if (t.role == Role::kWeight || t.role == Role::kGathered) return {};
         return broken("detach of '" + t.name + "', which has no other copy");
@@ -183,7 +252,7 @@ class Verifier {
     for (const Residency& r : p_.residencies) {
       const bool apart =
           r.offset + r.bytes <= mine.offset || mine.offset + mine.bytes <= r.offset;
-      if (apart || &r == &mine) continue;
+      if (apart) continue;  // `mine` itself: its use in the cycle before
       const int32_t user = last_use(r, step);
       if (user >= 0 && !waits_for_compute(i, step, user)) {
         return broken(text_of("bytes of %s may still be in use by step %d", name(r).c_str(), user));
@@ -236,10 +305,10 @@ class Verifier {
 
   // The Load that brought `t` here, this cycle or the last, must be among the waits.
   Status check_arrived(int32_t step, TensorId t, const Residency& r, const Instr& i) const {
+    const Role role = g_.at(t).role;
+    if (role != Role::kWeight && role != Role::kGathered) return {};
     int32_t load = -1;
     if (r.begin != kEntry) {
-      const InstrKind kind = p_.instrs[r.begin.index()].kind;
-      if (kind == InstrKind::kCompute) return {};
       load = r.begin.value;
     } else {
       if (!p_.cyclic) return {};  // the executor waits for whatever is pending at entry
@@ -285,6 +354,9 @@ class Verifier {
 
 }  // namespace
 
-Status verify(const Program& program) { return Verifier(program).run(); }
+Status verify(const Program& program) {
+  if (program.graph == nullptr) return error(Code::kBadFile, "a program without a graph");
+  return Verifier(program).run();
+}
 
 }  // namespace headrace

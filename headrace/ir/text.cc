@@ -3,10 +3,19 @@
 #include <charconv>
 
 namespace headrace::text {
+namespace {
+
+bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+
+}  // namespace
 
 std::string quoted(std::string_view s) {
   std::string out = "\"";
   for (char c : s) {
+    if (c == '\n' || c == '\r') {
+      out += c == '\n' ? "\\n" : "\\r";
+      continue;
+    }
     if (c == '"' || c == '\\') out += '\\';
     out += c;
   }
@@ -19,38 +28,51 @@ std::string number(double value) {
   return std::string(buffer, end.ptr);
 }
 
+// The quoted string whose content starts at `i`; `i` moves past the closing quote, or past the
+// end of a line that has none.
+std::string Reader::unquoted(std::string_view line, size_t& i) {
+  std::string word;
+  for (; i < line.size() && line[i] != '"'; ++i) {
+    if (line[i] != '\\' || i + 1 == line.size()) {
+      word += line[i];
+      continue;
+    }
+    ++i;
+    word += line[i] == 'n' ? '\n' : line[i] == 'r' ? '\r' : line[i];
+  }
+  open_quote_ |= i >= line.size();
+  ++i;
+  return word;
+}
+
 bool Reader::next_line() {
-  while (at_ < text_.size()) {
+  words_.clear();
+  in_quotes_.clear();
+  word_ = 0;
+  open_quote_ = false;
+  while (words_.empty() && at_ < text_.size()) {
     size_t end = text_.find('\n', at_);
     if (end == std::string_view::npos) end = text_.size();
     const std::string_view line = text_.substr(at_, end - at_);
     at_ = end + 1;
     ++line_;
-    words_.clear();
-    word_ = 0;
     for (size_t i = 0; i < line.size();) {
-      if (line[i] == ' ' || line[i] == '\t' || line[i] == '\r') {
+      if (is_blank(line[i])) {
         ++i;
+      } else if (line[i] == '#' && words_.empty()) {
+        break;
       } else if (line[i] == '"') {
-        std::string word;
-        for (++i; i < line.size() && line[i] != '"'; ++i) {
-          if (line[i] == '\\' && i + 1 < line.size()) ++i;
-          word += line[i];
-        }
-        ++i;
-        words_.push_back(std::move(word));
+        words_.push_back(unquoted(line, ++i));
+        in_quotes_.push_back(true);
       } else {
         const size_t start = i;
-        while (i < line.size() && line[i] != ' ' && line[i] != '\t' && line[i] != '\r') ++i;
+        while (i < line.size() && !is_blank(line[i])) ++i;
         words_.emplace_back(line.substr(start, i - start));
+        in_quotes_.push_back(false);
       }
     }
-    if (!words_.empty() && words_[0][0] != '#') return true;
-    if (!words_.empty() && words_[0].empty()) return true;
   }
-  words_.clear();
-  word_ = 0;
-  return false;
+  return !words_.empty();
 }
 
 const std::string& Reader::peek() const {
@@ -60,6 +82,7 @@ const std::string& Reader::peek() const {
 
 Result<std::string> Reader::word() {
   if (!more()) return fail("the line ends too early");
+  if (open_quote_) return fail("a quote is not closed");
   return words_[word_++];
 }
 
@@ -73,6 +96,14 @@ Result<int64_t> Reader::integer() {
   return value;
 }
 
+Result<int32_t> Reader::small_integer() {
+  HR_ASSIGN(const int64_t value, integer());
+  if (value < INT32_MIN || value > INT32_MAX) {
+    return fail("'" + std::to_string(value) + "' is beyond 32 bits");
+  }
+  return static_cast<int32_t>(value);
+}
+
 Result<double> Reader::real() {
   HR_ASSIGN(const std::string w, word());
   double value = 0;
@@ -83,12 +114,15 @@ Result<double> Reader::real() {
   return value;
 }
 
-Status Reader::expect(std::string_view expected) {
-  if (peek() != expected || !more()) {
-    return fail("expected '" + std::string(expected) + "', found '" + peek() + "'");
-  }
+bool Reader::take(std::string_view expected) {
+  if (!more() || in_quotes_[word_] || words_[word_] != expected) return false;
   ++word_;
-  return {};
+  return true;
+}
+
+Status Reader::expect(std::string_view expected) {
+  if (take(expected)) return {};
+  return fail("expected '" + std::string(expected) + "', found '" + peek() + "'");
 }
 
 Status Reader::fail(const std::string& what) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace headrace {
 namespace {
@@ -24,15 +25,34 @@ std::string json_string(const std::string& s) {
 }  // namespace
 
 std::vector<MemoryPoint> memory_curve(const Program& program) {
-  std::map<int32_t, Bytes> change;
+  std::map<int32_t, std::vector<const Residency*>> begins, ends;
+  std::set<int32_t> steps;
   for (const Residency& r : program.residencies) {
-    change[r.begin.value] += r.bytes;
-    change[r.end.value] -= r.bytes;
+    begins[r.begin.value].push_back(&r);
+    ends[r.end.value].push_back(&r);
+    steps.insert({r.begin.value, r.end.value});
   }
+  // Residencies that share bytes start at the same offset (verify() sees to it); the largest of
+  // those alive counts.
+  std::map<Bytes, std::multiset<Bytes>> alive;
+  const auto largest = [](const std::multiset<Bytes>& sizes) {
+    return sizes.empty() ? Bytes{0} : *sizes.rbegin();
+  };
   std::vector<MemoryPoint> curve;
   Bytes held = 0;
-  for (const auto& [step, delta] : change) {
-    held += delta;
+  for (int32_t step : steps) {
+    for (const Residency* r : ends[step]) {
+      auto& sizes = alive[r->offset];
+      held -= largest(sizes);
+      sizes.erase(sizes.find(r->bytes));
+      held += largest(sizes);
+    }
+    for (const Residency* r : begins[step]) {
+      auto& sizes = alive[r->offset];
+      held -= largest(sizes);
+      sizes.insert(r->bytes);
+      held += largest(sizes);
+    }
     curve.push_back({step, held});
   }
   return curve;

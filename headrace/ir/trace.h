@@ -33,9 +33,10 @@ struct MemoryPoint {
   int32_t step = 0;
   Bytes bytes = 0;
 };
-// Bytes held at each step where they change (residencies overlapping in place count once a byte:
-// the curve is the sum of extents less those shared). The peak is the maximum.
+// Bytes held at each step where residencies begin or end; a byte that two of them share (a matmul
+// that writes over its residual) counts once.
 std::vector<MemoryPoint> memory_curve(const Program& program);
+// The end of the highest extent: the arena that the Program needs, gaps included.
 Bytes peak_bytes(const Program& program);
 
 // Chrome / Perfetto trace-event JSON (the "Trace Event Format" document): one row a stream, our

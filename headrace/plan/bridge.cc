@@ -59,7 +59,9 @@ class Bridge {
                      static_cast<long long>(r.offset));
       }
       if (t.role != Role::kWeight || here) continue;
-      missing_.push_back({k, uses[r.tensor.index()].front(), r.bytes, -1});
+      // What this Program keeps for another one is loaded last.
+      const auto& used = uses[r.tensor.index()];
+      missing_.push_back({k, used.empty() ? target_.exit().value : used.front(), r.bytes, -1});
     }
     std::stable_sort(missing_.begin(), missing_.end(), [](const Missing& a, const Missing& b) {
       return a.first_use < b.first_use;
@@ -70,24 +72,26 @@ class Bridge {
   void copy_instructions() {
     size_t issued = 0, used = 0;
     Bytes ahead = 0;
-    for (int32_t s = 0; s < target_.exit().value; ++s) {
-      while (used < issued && missing_[used].first_use <= s) ahead -= missing_[used++].bytes;
-      while (issued < missing_.size() && (missing_[issued].first_use <= s || ahead < kLookahead)) {
-        Missing& m = missing_[issued++];
-        Instr load;
-        load.kind = InstrKind::kLoad;
-        load.tensor = target_.residencies[m.residency].tensor;
-        load.tier = TierId(1);
-        load.stream = StreamId(1);
-        m.load_step = static_cast<int32_t>(out_.instrs.size());
-        out_.instrs.push_back(load);
-        ahead += m.bytes;
+    for (int32_t s = 0; s <= target_.exit().value; ++s) {
+      for (; issued < missing_.size(); ++issued) {
         while (used < issued && missing_[used].first_use <= s) ahead -= missing_[used++].bytes;
+        if (missing_[issued].first_use > s && ahead >= kLookahead) break;
+        add_load(missing_[issued]);
+        ahead += missing_[issued].bytes;
       }
       new_step_.push_back(static_cast<int32_t>(out_.instrs.size()));
-      out_.instrs.push_back(target_.instrs[static_cast<size_t>(s)]);
+      if (s < target_.exit().value) out_.instrs.push_back(target_.instrs[static_cast<size_t>(s)]);
     }
-    new_step_.push_back(static_cast<int32_t>(out_.instrs.size()));
+  }
+
+  void add_load(Missing& m) {
+    Instr load;
+    load.kind = InstrKind::kLoad;
+    load.tensor = target_.residencies[m.residency].tensor;
+    load.tier = TierId(1);
+    load.stream = StreamId(1);
+    m.load_step = static_cast<int32_t>(out_.instrs.size());
+    out_.instrs.push_back(std::move(load));
   }
 
   // Waits on the cycle before fall away; what they stood for is a load of this bridge or has been

@@ -16,7 +16,8 @@ class Emitter {
           const std::vector<WeightUse>& weights)
       : request_(request), graph_(*request.graph), buffers_(buffers), weights_(weights) {
     for (size_t i = 0; i < weights.size(); ++i) {
-      if (!weights[i].resident) streamed_.push_back(i);
+      const bool used = weights[i].first < static_cast<int32_t>(graph_.ops.size());
+      if (!weights[i].resident && used) streamed_.push_back(i);
     }
     std::stable_sort(streamed_.begin(), streamed_.end(), [&](size_t a, size_t b) {
       return weights[a].first < weights[b].first;
@@ -131,7 +132,7 @@ class Emitter {
       } else if (w.wraps) {
         add(w.tensor, OpId(), w.offset, w.bytes, -1, detach_step_[i]);
         add(w.tensor, OpId(), w.offset, w.bytes, load_step_[i], n);
-      } else {
+      } else if (load_step_[i] >= 0) {
         add(w.tensor, OpId(), w.offset, w.bytes, load_step_[i], detach_step_[i]);
       }
     }

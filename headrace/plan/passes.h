@@ -31,7 +31,7 @@ Bytes assign_offsets(std::vector<Buffer>& buffers);
 struct WeightUse {
   TensorId tensor;
   Bytes bytes = 0;      // page-rounded
-  int32_t first = 0;    // op index of the first use
+  int32_t first = 0;    // op index of the first use; the number of ops: not used by this graph
   int32_t last = 0;     // and of the last
   bool resident = false;
   Bytes offset = 0;     // in the arena, once placed
@@ -44,7 +44,8 @@ struct WeightUse {
 // Small enough (norms, biases) to stay whatever the budget.
 bool always_resident(const WeightUse& weight);
 
-// All weights of the graph in the order in which they should be kept, see plan.h.
+// All weights of the graph in the order in which they should be kept, see plan.h. Weights that no
+// op uses come where the last op would use them: another Program of the session does.
 std::vector<WeightUse> keep_order(const Graph& graph);
 
 // Where the parts of the arena are.
@@ -58,7 +59,8 @@ struct Layout {
 
 // Marks and places residents (in keep order, low to high) so that `ring_bytes` are left, then
 // lays the rest out in the ring. False when the ring is too small for the streamed weights.
-bool place_weights(std::vector<WeightUse>& weights, const Layout& layout, Bytes ring_bytes);
+bool place_weights(const Graph& graph, std::vector<WeightUse>& weights, const Layout& layout,
+                   Bytes ring_bytes);
 
 // Everything decided: the instructions.
 Program emit(const PlanRequest& request, const Layout& layout,

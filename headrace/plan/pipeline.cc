@@ -89,7 +89,7 @@ Result<Program> plan_cyclic(const PlanRequest& request) {
   Program best;
   Nanos best_ns = 0;
   for (Bytes ring : ring_candidates(a)) {
-    if (!plan::place_weights(a.weights, a.layout, ring)) continue;
+    if (!plan::place_weights(*request.graph, a.weights, a.layout, ring)) continue;
     Program candidate = plan::emit(request, a.layout, a.buffers, a.weights);
     const Nanos ns = simulate(candidate).total_ns;
     // A larger ring rides out a disk less steady than the machine file says: it wins a near tie.

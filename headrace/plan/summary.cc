@@ -38,12 +38,19 @@ PlanSummary summarize(const Program& p) {
   PlanSummary s;
   PageUnion model, resident;
   Bytes workspace_low = p.arena_bytes;
-  std::vector<bool> seen(g.tensors.size(), false);
+  std::vector<bool> seen(g.tensors.size(), false), used(g.tensors.size(), false);
+  for (const Op& op : g.ops) {
+    for (TensorId t : op.inputs) {
+      if (t.valid()) used[t.index()] = true;
+    }
+  }
   Bytes ring_low = p.arena_bytes, ring_high = 0;
   for (const Residency& r : p.residencies) {
     const Role role = r.tensor.valid() ? g.at(r.tensor).role : Role::kActivation;
     if (role == Role::kState) {
       s.state_bytes += r.bytes;
+    } else if (role == Role::kWeight && !used[r.tensor.index()]) {
+      continue;  // kept for another Program
     } else if (role != Role::kWeight) {
       workspace_low = std::min(workspace_low, r.offset);
     } else {

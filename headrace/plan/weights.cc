@@ -37,11 +37,23 @@ std::vector<WeightUse> weight_uses(const Graph& graph) {
       uses[static_cast<size_t>(at)].last = static_cast<int32_t>(o);
     }
   }
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    if (graph.tensors[t].role != Role::kWeight || index[t] >= 0) continue;
+    WeightUse w;
+    w.tensor = TensorId(static_cast<int64_t>(t));
+    w.bytes = device_bytes(graph.tensors[t]);
+    w.first = w.last = static_cast<int32_t>(graph.ops.size());
+    uses.push_back(w);
+  }
   return uses;
 }
 
+bool used(const Graph& graph, const WeightUse& w) {
+  return w.first < static_cast<int32_t>(graph.ops.size());
+}
+
 bool only_embedded(const Graph& graph, const WeightUse& w) {
-  return graph.ops[static_cast<size_t>(w.last)].kind == OpKind::kEmbed;
+  return used(graph, w) && graph.ops[static_cast<size_t>(w.last)].kind == OpKind::kEmbed;
 }
 
 // Appends `uses` so that every prefix is spread evenly over them (van der Corput, base 2).
@@ -117,7 +129,8 @@ std::vector<WeightUse> keep_order(const Graph& graph) {
   return order;
 }
 
-bool place_weights(std::vector<WeightUse>& weights, const Layout& layout, Bytes ring_bytes) {
+bool place_weights(const Graph& graph, std::vector<WeightUse>& weights, const Layout& layout,
+                   Bytes ring_bytes) {
   Bytes total = 0;
   for (const WeightUse& w : weights) total += w.bytes;
   const Bytes room = layout.weight_end() - layout.weight_begin();
@@ -144,7 +157,7 @@ bool place_weights(std::vector<WeightUse>& weights, const Layout& layout, Bytes 
   }
   std::vector<WeightUse*> streamed;
   for (WeightUse& w : weights) {
-    if (!w.resident) streamed.push_back(&w);
+    if (!w.resident && used(graph, w)) streamed.push_back(&w);
   }
   std::stable_sort(streamed.begin(), streamed.end(),
                    [](const WeightUse* a, const WeightUse* b) { return a->first < b->first; });

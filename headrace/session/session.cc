@@ -29,18 +29,24 @@ Result<std::unique_ptr<Session>> Session::start(const Model& model, SessionPlan 
   return s;
 }
 
+const Program& Session::program(Phase phase) const {
+  switch (phase) {
+    case Phase::kPrefillBody: return plan_.prefill_body;
+    case Phase::kPrefill: return plan_.prefill;
+    default: return plan_.decode;
+  }
+}
+
 Result<Prepared*> Session::prepared_for(Phase phase) {
   PreparedPtr& slot = programs_[{phase_, phase}];
   if (slot != nullptr) return slot.get();
-  const Program& target = phase == Phase::kPrefill ? plan_.prefill : plan_.decode;
+  const Program& target = program(phase);
   if (phase_ == phase) {
     HR_ASSIGN(slot, executor_->prepare(target));
     return slot.get();
   }
   std::vector<Placed> state;
-  if (phase_ != Phase::kStart) {
-    state = exit_state(phase_ == Phase::kPrefill ? plan_.prefill : plan_.decode);
-  }
+  if (phase_ != Phase::kStart) state = exit_state(program(phase_));
   HR_ASSIGN(Program bridge, plan_bridge(target, state));
   HR_ASSIGN(slot, executor_->prepare(std::move(bridge)));
   return slot.get();
@@ -55,7 +61,8 @@ Status Session::run(Phase phase, std::span<const int32_t> tokens) {
   rows_.output_rows.clear();
   for (int64_t i = 0; i < n; ++i) {
     rows_.positions.push_back(static_cast<int32_t>(position_ + i));
-    if (plan_.options.all_logits || i == n - 1) {
+    const bool wanted = phase != Phase::kPrefillBody && (plan_.options.all_logits || i == n - 1);
+    if (wanted) {
       rows_.output_rows.push_back(static_cast<int32_t>(i));
     }
   }
@@ -84,9 +91,11 @@ Result<std::span<const float>> Session::append(std::span<const int32_t> tokens) 
   for (int64_t at = 0; at < n; at += last_rows) {
     const int64_t left = n - at;
     const bool decode = left == 1 || plan_.chunk == 1;
+    const bool body = left > plan_.chunk && plan_.prefill_body.graph != nullptr;
     last_rows = decode ? 1 : std::min(left, plan_.chunk);
-    HR_TRY(run(decode ? Phase::kDecode : Phase::kPrefill,
-               tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(last_rows))));
+    const Phase phase =
+        decode ? Phase::kDecode : body ? Phase::kPrefillBody : Phase::kPrefill;
+    HR_TRY(run(phase, tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(last_rows))));
   }
   const std::span<const float> all = executor_->output(*last_, "logits");
   const int64_t rows = plan_.options.all_logits ? last_rows : 1;

@@ -48,11 +48,12 @@ class Session {
   const Trace& last_trace() const { return trace_; }
 
  private:
-  enum class Phase { kStart, kPrefill, kDecode };
+  enum class Phase { kStart, kPrefillBody, kPrefill, kDecode };
 
   Session(const Model& model, SessionPlan plan, const std::atomic<bool>* cancel);
   Status run(Phase phase, std::span<const int32_t> tokens);
   Result<Prepared*> prepared_for(Phase phase);
+  const Program& program(Phase phase) const;
 
   const Model& model_;
   SessionPlan plan_;

@@ -161,6 +161,14 @@ class Planner {
     } else {
       plan_.prefill.arena_bytes = plan_.decode.arena_bytes;
     }
+    return plan_prefill_body(prompt);
+  }
+
+  Status plan_prefill_body(int64_t prompt) {
+    if (prompt <= plan_.chunk || plan_.options.all_logits) return {};
+    auto body = std::make_shared<const Graph>(without_outputs(*plan_.prefill.graph));
+    HR_ASSIGN(plan_.prefill_body,
+              plan_cyclic(request("prefill body", std::move(body), plan_.prefill.arena_bytes)));
     return {};
   }
 

@@ -34,7 +34,9 @@ struct SessionPlan {
   int64_t chunk = 1;    // rows of the prefill Program; 1: there is none, decode does it all
   Bytes arena_bytes = 0;
   Program decode;
-  Program prefill;      // graph is null when chunk is 1
+  Program prefill;       // graph is null when chunk is 1
+  Program prefill_body;  // a chunk that more chunks follow: no logits, so no output head; graph is
+                         // null when the prompt is one chunk, or when all logits are wanted
 };
 
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options);
