@@ -162,11 +162,14 @@ struct SmallBlocks {
             add_where(u.high, _mm256_shuffle_epi8(words, high), select, 16)};
   }
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count count, Chunk&& chunk,
+                              Offsets&& offsets) {
     __m128 pair[4];
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
+      pair[c] = _mm_setzero_ps();
+      if (c >= count) continue;
       const std::byte* b = p + 2 * kBlock * c;
       const __m256i nibbles = interleave(load16(b + kHeader), load16(b + kBlock + kHeader));
       Bytes64 u{_mm256_and_si256(nibbles, bytes_of(15)),
@@ -188,11 +191,14 @@ struct Q8Blocks {
   static constexpr int kBlock = 34;
   static constexpr int kGroupBytes = 8 * kBlock;
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count count, Chunk&& chunk,
+                              Offsets&& offsets) {
     __m128 pair[4];
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
+      pair[c] = _mm_setzero_ps();
+      if (c >= count) continue;
       const std::byte* b = p + 2 * kBlock * c;
       const __m256i low = interleave(load16(b + 2), load16(b + kBlock + 2));
       const __m256i high = interleave(load16(b + 18), load16(b + kBlock + 18));
@@ -241,8 +247,8 @@ struct Q45K {
   static constexpr bool kWide = false;
   static constexpr int kGroupBytes = kFive ? 176 : 144;
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
     uint64_t scale, minimum;
     packed_scales(p + 4, scale, minimum);
     const __m256 scales = _mm256_mul_ps(floats_of(scale), _mm256_set1_ps(half_at(p)));
@@ -281,8 +287,8 @@ struct Q6K {
   static constexpr bool kWide = false;
   static constexpr int kGroupBytes = 210;
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
     const __m128i sc = load16(p + 192);
     const Sixteen integers{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(sc)),
                            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(sc, 8)))};
@@ -330,8 +336,8 @@ struct Q2K {
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
   }
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
     const __m128i raw = load16(p), nibble = _mm_set1_epi8(15);
     const Sixteen scales = sixteen(_mm_and_si128(raw, nibble)).times(half_at(p + 80));
     const Sixteen minima =
@@ -359,8 +365,8 @@ struct Q3K {
             _mm256_add_ps(floats_of(uint64_t{w3} << 32 | w2), zero)};
   }
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
     const Sixteen scales = scale_integers(p + 96).times(half_at(p + 108));
     const Sixteen zeros = scales.times(-4.0f);
     offsets(0, zeros.low);

@@ -155,12 +155,15 @@ struct SmallBlocks {
     return _mm512_shuffle_epi8(words, choose);
   }
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count count, Chunk&& chunk,
+                              Offsets&& offsets) {
     const __mmask32 words = static_cast<__mmask32>((uint64_t{1} << kBlock) - 1);
     __m128 pair[4];
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
+      pair[c] = _mm_setzero_ps();
+      if (c >= count) continue;
       const __m512i raw = _mm512_maskz_loadu_epi16(words, p + 2 * kBlock * c);
       const __m512i header = _mm512_permutexvar_epi16(header_index(), raw);
       const __m512 scale = _mm512_cvtph_ps(_mm512_castsi512_si256(header));
@@ -185,13 +188,16 @@ struct Q8Blocks {
   static constexpr int kBlock = 34;
   static constexpr int kGroupBytes = 8 * kBlock;
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count count, Chunk&& chunk,
+                              Offsets&& offsets) {
     const __m512i index =
         _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m128 pair[4];
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
+      pair[c] = _mm_setzero_ps();
+      if (c >= count) continue;
       const std::byte* b = p + 2 * kBlock * c;
       const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + 2));
       const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + 36));
@@ -234,8 +240,8 @@ struct Q45K {
   static constexpr bool kWide = false;
   static constexpr int kGroupBytes = kFive ? 176 : 144;
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
     uint64_t scale, minimum;
     packed_scales(p + 4, scale, minimum);
     const __m256 scales = _mm256_mul_ps(floats_of(scale), _mm256_set1_ps(half_at(p)));
@@ -276,8 +282,8 @@ struct Q6K {
   static constexpr bool kWide = false;
   static constexpr int kGroupBytes = 210;
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
     const __m128i sc = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 192));
     const __m512 scales = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sc)),
                                         _mm512_set1_ps(half_at(p + 208)));
@@ -316,8 +322,8 @@ struct Q2K {
   static constexpr bool kWide = false;
   static constexpr int kGroupBytes = 84;
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
     const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     const __m512i wide = _mm512_cvtepu8_epi32(raw);
     const __m512i low = _mm512_and_si512(wide, _mm512_set1_epi32(15));
@@ -350,8 +356,8 @@ struct Q3K {
     return _mm512_sub_epi32(_mm512_cvtepu8_epi32(packed), _mm512_set1_epi32(32));
   }
 
-  template <typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Chunk&& chunk, Offsets&& offsets) {
+  template <typename Count, typename Chunk, typename Offsets>
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
     const __m512 scales = _mm512_mul_ps(_mm512_cvtepi32_ps(scale_integers(p + 96)),
                                         _mm512_set1_ps(half_at(p + 108)));
     both_halves(_mm512_mul_ps(scales, _mm512_set1_ps(-4.0f)), offsets);

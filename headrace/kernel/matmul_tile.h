@@ -6,7 +6,7 @@
 //   chunk     64 elements; group: 256; lanes: see docs/decisions/0001-arithmetic.md
 //   U, F, O   V's vectors: 64 weight bytes, 16 main lanes, 8 offset lanes
 //   decoder   reads one group of a row and hands out its chunks: u, scale lanes, offsets
-//   thin      1 .. 3 activation rows: weights are decoded in registers, used, forgotten
+//   thin      few activation rows: weights are decoded in registers, used, forgotten
 //   wide      more: some weight rows are unpacked into scratch, then used for all rows
 #pragma once
 
@@ -73,16 +73,17 @@ HR_INLINE void store_outputs(const MatmulArgs& args, int64_t row, int64_t j, int
   }
 }
 
-// The row's last, partial group as a whole one: missing blocks are zero bytes (scale 0).
+// The row's last, partial group. Decoders read whole chunks, so one of an odd number of blocks is
+// copied, with a block of zero bytes (scale 0) after it.
 template <typename V, typename D>
-HR_INLINE const std::byte* whole_group(const std::byte* p, int64_t blocks, std::byte* buffer) {
+HR_INLINE const std::byte* last_group(const std::byte* p, int64_t blocks, std::byte* buffer) {
+  if (blocks % 2 == 0) return p;
   std::memset(buffer, 0, D::kGroupBytes);
   std::memcpy(buffer, p, static_cast<size_t>(blocks * (D::kGroupBytes / 8)));
   return buffer;
 }
 
-// Calls each(group, bytes, chunks) for every group of the weight row at `row`; chunks is a
-// compile-time 4 (std::integral_constant-like) for whole groups.
+// The number of chunks of a whole group, known when compiling.
 struct Four {
   HR_INLINE constexpr operator int() const { return 4; }
 };
@@ -95,11 +96,10 @@ HR_INLINE void thin_group(const std::byte* p, int64_t g, Count chunks, const Act
                           typename V::F* main, __m256* offset) {
   constexpr int per_group = kGroupElements / D::kPer;
   D::group(
-      p,
+      p, chunks,
       [&](int c, typename V::U u, typename V::F scale) HR_LAMBDA {
-        if (c >= chunks) return;
         const int64_t chunk = 4 * g + c;
-#pragma GCC unroll 3
+#pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
           const auto sum = V::template dot<D::kWide>(u, a[m].q + 64 * chunk);
           const auto p_lanes = V::mul(scale, V::pair(a[m].d + 2 * chunk));
@@ -107,7 +107,7 @@ HR_INLINE void thin_group(const std::byte* p, int64_t g, Count chunks, const Act
         }
       },
       [&](int h, __m256 offsets) HR_LAMBDA {
-#pragma GCC unroll 3
+#pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
           const __m256 s = _mm256_loadu_ps(a[m].s + per_group * g + 8 * h);
           offset[m] = _mm256_fmadd_ps(offsets, s, offset[m]);
@@ -115,9 +115,10 @@ HR_INLINE void thin_group(const std::byte* p, int64_t g, Count chunks, const Act
       });
 }
 
-// R weight rows from row j, M activation rows: R streams of memory at once.
+// R weight rows from row j, M activation rows from row `row`: R streams of memory at once.
+// Fetches what is `ahead` bytes further on.
 template <typename V, typename D, int M, int R>
-void thin_rows(const MatmulArgs& args, int64_t j, int64_t ahead) {
+void thin_rows(const MatmulArgs& args, int64_t j, int64_t row, int64_t ahead) {
   const int64_t bytes = packed_row_bytes(args.type, args.k);
   const std::byte* w = args.weight + j * bytes;
   ActPlanes<V> a[M];
@@ -125,9 +126,9 @@ void thin_rows(const MatmulArgs& args, int64_t j, int64_t ahead) {
   __m256 offset[R][M];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
-      a[m] = ActPlanes<V>(args.a + m * args.a_stride, args.k, D::kPer);
+      a[m] = ActPlanes<V>(args.a + (row + m) * args.a_stride, args.k, D::kPer);
       main[r][m] = V::zero();
       offset[r][m] = _mm256_setzero_ps();
     }
@@ -150,31 +151,46 @@ void thin_rows(const MatmulArgs& args, int64_t j, int64_t ahead) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const std::byte* p = w + r * bytes + whole * D::kGroupBytes;
-      thin_group<V, D, M>(whole_group<V, D>(p, left / 32, buffer), whole, chunks, a, main[r],
+      for (int64_t line = 0; line < bytes - whole * D::kGroupBytes; line += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(p + ahead + line), _MM_HINT_T0);
+      }
+      thin_group<V, D, M>(last_group<V, D>(p, left / 32, buffer), whole, chunks, a, main[r],
                           offset[r]);
     }
   }
-#pragma GCC unroll 3
+#pragma GCC unroll 4
   for (int m = 0; m < M; ++m) {
     const auto lanes = [&](int r) HR_LAMBDA {
       return _mm256_add_ps(V::fold(main[r][m]), offset[r][m]);
     };
     // With fewer than four rows the rest of the four sums repeat some and are not stored.
-    store_outputs<V>(args, m, j, R,
+    store_outputs<V>(args, row + m, j, R,
                      reduce4<V>(lanes(0), lanes(1 % R), lanes(2 % R), lanes(3 % R)));
   }
 }
 
-template <typename V, typename D, int M>
-void thin(const MatmulArgs& args, int64_t begin, int64_t end) {
-  const int64_t bytes = packed_row_bytes(args.type, args.k);
-  constexpr int R = V::kThinWeights;
-  int64_t j = begin;
-  // The rows of the next call are fetched while these are used; the last call fetches nothing new.
-  for (; j + R <= end; j += R) {
-    thin_rows<V, D, M, R>(args, j, j + 2 * R <= end ? R * bytes : 0);
+template <typename V, typename D, int R>
+HR_INLINE void thin_block(const MatmulArgs& args, int64_t j, int64_t ahead) {
+  int64_t row = 0;
+  for (; row + 4 <= args.m; row += 4) thin_rows<V, D, 4, R>(args, j, row, ahead);
+  switch (args.m - row) {
+    case 1: return thin_rows<V, D, 1, R>(args, j, row, ahead);
+    case 2: return thin_rows<V, D, 2, R>(args, j, row, ahead);
+    case 3: return thin_rows<V, D, 3, R>(args, j, row, ahead);
+    default: return;
   }
-  for (; j < end; ++j) thin_rows<V, D, M, 1>(args, j, 0);
+}
+
+template <typename V, typename D>
+void thin(const MatmulArgs& args, int64_t begin, int64_t end) {
+  constexpr int R = V::kThinWeights;
+  const int64_t bytes = packed_row_bytes(args.type, args.k);
+  int64_t j = begin;
+  // What comes `ahead` bytes later is fetched while this is used; near the end, nothing more.
+  const int64_t ahead = R * bytes > kFetchAhead ? R * bytes : kFetchAhead;
+  const int64_t last = (end - R) * bytes - ahead;
+  for (; j + R <= end; j += R) thin_block<V, D, R>(args, j, j * bytes <= last ? ahead : 0);
+  for (; j < end; ++j) thin_block<V, D, 1>(args, j, 0);
 }
 
 // ---- wide ----------------------------------------------------------------------------------
@@ -202,12 +218,11 @@ void unpack_row(const std::byte* w, int64_t k, std::byte* scratch) {
   for (int64_t g = 0; g * kGroupElements < k; ++g) {
     const std::byte* p = w + g * D::kGroupBytes;
     const int64_t left = k - g * kGroupElements;
-    if (left < kGroupElements) p = whole_group<V, D>(p, left / 32, buffer);
+    if (left < kGroupElements) p = last_group<V, D>(p, left / 32, buffer);
     D::group(
-        p,
+        p, chunks - 4 * g,
         [&](int c, typename V::U u, typename V::F scale) HR_LAMBDA {
           const int64_t chunk = 4 * g + c;
-          if (chunk >= chunks) return;
           V::store_u(out.u + 64 * chunk, u);
           if constexpr (D::kPer == 16) {
             V::store_quad(out.scale + 4 * chunk, scale);
@@ -311,13 +326,8 @@ void wide(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch
 
 template <typename V, typename D>
 void quantised_span(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
-  switch (args.m) {
-    case 0: return;
-    case 1: return thin<V, D, 1>(args, begin, end);
-    case 2: return thin<V, D, 2>(args, begin, end);
-    case 3: return thin<V, D, 3>(args, begin, end);
-    default: return wide<V, D>(args, begin, end, scratch);
-  }
+  if (args.m < kWideRows) return thin<V, D>(args, begin, end);
+  wide<V, D>(args, begin, end, scratch);
 }
 
 // ---- dense ---------------------------------------------------------------------------------
