@@ -16,6 +16,8 @@ namespace {
 // before it is an error: a device that never delivers must not hang the caller.
 constexpr int kMaxFruitless = 1000;
 constexpr int kReapBatch = 32;
+// Slots of the queue beyond its depth, for small transfers.
+constexpr int kSmallSlots = 2;
 
 struct Transfer {
   bool store = false;
@@ -64,7 +66,11 @@ class FileTierImpl final : public FileTier {
   Result<Ticket> begin(bool store, const TierExtent& extent, std::span<std::byte> memory);
   Status check(bool store, const TierExtent& extent, std::span<std::byte> memory) const;
   void pump();
+  bool issue_small();
+  bool issue_chunks();
+  void issue(uint64_t ticket, Transfer& transfer);
   void start(uint32_t tag);
+  int in_flight() const { return static_cast<int>(chunks_.size() - free_.size()); }
   int reap(bool block);
   void complete(const IoCompletion& completion);
   void moved(uint32_t tag, Transfer& transfer, Bytes bytes);
@@ -75,6 +81,7 @@ class FileTierImpl final : public FileTier {
   std::vector<OpenFile> files_;
   std::unique_ptr<IoBackend> backend_;
   FileAccess access_;
+  int queue_depth_;
   Bytes chunk_bytes_;
   Bytes granule_;  // a short transfer continues on a multiple of this
   TierDescription description_;
@@ -83,6 +90,7 @@ class FileTierImpl final : public FileTier {
   std::vector<Chunk> chunks_;    // by tag
   std::vector<uint32_t> free_;   // tags not in use
   uint64_t next_ = 1;            // the first ticket that may have unissued bytes
+  uint64_t next_small_ = 1;      // the first ticket that may be small and unissued
 };
 
 FileTierImpl::FileTierImpl(std::vector<OpenFile> files, std::unique_ptr<IoBackend> backend,
@@ -90,11 +98,12 @@ FileTierImpl::FileTierImpl(std::vector<OpenFile> files, std::unique_ptr<IoBacken
     : files_(std::move(files)),
       backend_(std::move(backend)),
       access_(options.access),
+      queue_depth_(options.queue_depth),
       chunk_bytes_(options.chunk_bytes),
       granule_(1),
       description_(std::move(description)),
       transfers_(options.max_tickets),
-      chunks_(static_cast<size_t>(options.queue_depth)) {
+      chunks_(static_cast<size_t>(options.queue_depth + kSmallSlots)) {
   for (const OpenFile& file : files_)
     if (file.direct()) granule_ = kPage;
   free_.reserve(chunks_.size());
@@ -110,7 +119,7 @@ FileTierImpl::~FileTierImpl() {
     if (transfer != nullptr && !transfer->store) transfer->issued = transfer->bytes;
   }
   pump();
-  while (free_.size() < chunks_.size()) {
+  while (in_flight() > 0) {
     reap(true);
     pump();
   }
@@ -162,10 +171,30 @@ Result<Ticket> FileTierImpl::begin(bool store, const TierExtent& extent,
   return Ticket{transfers_.last()};
 }
 
-// Gives the backend chunks of the oldest tickets until the queue is full.
+// Gives the backend what there is room for: small transfers first, then chunks of the oldest
+// tickets.
 void FileTierImpl::pump() {
+  const bool small = issue_small();
+  if (issue_chunks() || small) backend_->flush();
+}
+
+bool FileTierImpl::issue_small() {
   bool any = false;
-  while (!free_.empty() && next_ <= transfers_.last()) {
+  next_small_ = std::max(next_small_, next_);
+  for (; next_small_ <= transfers_.last(); ++next_small_) {
+    Transfer* transfer = transfers_.find(next_small_);
+    if (transfer == nullptr || transfer->bytes > kSmallTransfer || transfer->issued > 0)
+      continue;
+    if (in_flight() == queue_depth_ + kSmallSlots) return any;
+    issue(next_small_, *transfer);
+    any = true;
+  }
+  return any;
+}
+
+bool FileTierImpl::issue_chunks() {
+  bool any = false;
+  while (in_flight() < queue_depth_ && next_ <= transfers_.last()) {
     Transfer* transfer = transfers_.find(next_);
     // Null: it failed early, was waited for and its slot given away.
     if (transfer == nullptr || transfer->issued == transfer->bytes ||
@@ -173,20 +202,25 @@ void FileTierImpl::pump() {
       ++next_;
       continue;
     }
-    const uint32_t tag = free_.back();
-    free_.pop_back();
-    Chunk& chunk = chunks_[tag];
-    chunk.ticket = next_;
-    chunk.offset = transfer->offset + transfer->issued;
-    chunk.bytes = std::min(chunk_bytes_, transfer->bytes - transfer->issued);
-    chunk.data = transfer->data + transfer->issued;
-    chunk.fruitless = 0;
-    transfer->issued += chunk.bytes;
-    ++transfer->in_flight;
-    start(tag);
+    issue(next_, *transfer);
     any = true;
   }
-  if (any) backend_->flush();
+  return any;
+}
+
+// Gives the backend the next chunk of a transfer.
+void FileTierImpl::issue(uint64_t ticket, Transfer& transfer) {
+  const uint32_t tag = free_.back();
+  free_.pop_back();
+  Chunk& chunk = chunks_[tag];
+  chunk.ticket = ticket;
+  chunk.offset = transfer.offset + transfer.issued;
+  chunk.bytes = std::min(chunk_bytes_, transfer.bytes - transfer.issued);
+  chunk.data = transfer.data + transfer.issued;
+  chunk.fruitless = 0;
+  transfer.issued += chunk.bytes;
+  ++transfer.in_flight;
+  start(tag);
 }
 
 void FileTierImpl::start(uint32_t tag) {
@@ -206,7 +240,7 @@ void FileTierImpl::start(uint32_t tag) {
 }
 
 int FileTierImpl::reap(bool block) {
-  if (free_.size() == chunks_.size()) return 0;
+  if (in_flight() == 0) return 0;
   std::array<IoCompletion, kReapBatch> completions;
   const int count = backend_->reap(completions, block);
   for (int i = 0; i < count; ++i) complete(completions[static_cast<size_t>(i)]);
@@ -346,7 +380,7 @@ Result<std::unique_ptr<IoBackend>> choose_backend(const std::vector<OpenFile>& f
   }
   if (direct && (options.method == FileMethod::kBest || forced)) {
     UringSetup setup;
-    setup.depth = options.queue_depth;
+    setup.depth = options.queue_depth + kSmallSlots;
     if (arena != nullptr && options.register_buffers)
       setup.buffers = arena->at(0, arena->bytes());
     auto made = make_uring_backend(setup);
@@ -361,7 +395,7 @@ Result<std::unique_ptr<IoBackend>> choose_backend(const std::vector<OpenFile>& f
                                        options.pool_threads, made.status().message().c_str()));
   }
   about->method = direct ? "pread pool + O_DIRECT" : "pread pool (page cache)";
-  return make_pread_backend(options.pool_threads, options.queue_depth);
+  return make_pread_backend(options.pool_threads, options.queue_depth + kSmallSlots);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <random>
@@ -192,6 +193,45 @@ TEST_P(IoFault, NeverMoreRequestsInFlightThanTheDepth) {
     ASSERT_TRUE(load_all().ok());
     EXPECT_LE(backend_->most_in_flight(), depth);
     EXPECT_EQ(backend_->most_in_flight(), depth) << "the queue is kept full";
+  }
+}
+
+// A row of the embedding table is needed as soon as its token is known; megabytes of weights
+// that are needed later are queued before it.
+TEST_P(IoFault, ASmallLoadOvertakesTheChunksThatStillWait) {
+  std::vector<Bytes> order;
+  open([&](const IoRequest& r, int64_t) {
+    order.push_back(r.offset);
+    return Answer{};
+  }, 0, 1);
+  auto large = tier_->load({0, kChunk, 6 * kChunk}, arena_->at(0, 6 * kChunk));
+  auto small = tier_->load({0, 0, kPage}, arena_->at(kMiB, kPage));
+  ASSERT_TRUE(large.ok() && small.ok());
+  ASSERT_TRUE(tier_->wait(*small).ok());
+  EXPECT_EQ(first_difference(arena_->at(kMiB, kPage), 1), -1);
+  ASSERT_TRUE(tier_->wait(*large).ok());
+  EXPECT_EQ(first_difference(arena_->at(0, 6 * kChunk), 1, kChunk), -1);
+  ASSERT_EQ(order.size(), 7u);
+  const auto place = std::find(order.begin(), order.end(), Bytes{0}) - order.begin();
+  EXPECT_EQ(place, 1) << "only the first chunk was already out";
+}
+
+TEST_P(IoFault, ManySmallLoadsAndLargeOnesAllArrive) {
+  open([](const IoRequest&, int64_t n) { return n % 7 == 0 ? Answer{-EAGAIN} : Answer{}; }, 9,
+       2);
+  const auto bytes_of = [](int i) { return i % 4 == 0 ? 100 * kKiB : kPage; };
+  const auto offset_of = [](int i) { return (i % 16) * kPage; };
+  std::vector<Ticket> tickets;
+  for (int i = 0; i < 36; ++i) {
+    auto t = tier_->load({0, offset_of(i), bytes_of(i)},
+                         arena_->at(i * 100 * kKiB, bytes_of(i)));
+    ASSERT_TRUE(t.ok());
+    tickets.push_back(*t);
+  }
+  for (int i = 0; i < 36; ++i) {
+    EXPECT_TRUE(tier_->wait(tickets[static_cast<size_t>(i)]).ok());
+    EXPECT_EQ(first_difference(arena_->at(i * 100 * kKiB, bytes_of(i)), 1, offset_of(i)), -1)
+        << "load " << i;
   }
 }
 
