@@ -144,7 +144,9 @@ Status Tokenizer::encode_plain(std::string_view text, Run* run) const {
   } else {
     std::string escaped;
     const bool prefix = v.add_space_prefix && run->after_special &&
-                        (run->first || v.space_after_special);
+                        (run->first || v.space_after_special) &&
+                        !(v.prefix_only_if_missing &&
+                          (text.starts_with(' ') || text.starts_with(kSpaceMark)));
     escaped.reserve(text.size() + text.size() / 2 + 4);
     if (prefix) escaped += v.escape_spaces ? kSpaceMark : " ";
     for (const char c : text) {

@@ -101,7 +101,7 @@ Status Tokenizer::check(const Vocabulary& v) {
 Result<Tokenizer> Tokenizer::build(Vocabulary vocabulary) {
   HR_TRY(check(vocabulary));
   Result<Splitter> splitter = Splitter::from_patterns({});
-  if (vocabulary.model == TokenizerModel::kByteBpe)
+  if (vocabulary.model == TokenizerModel::kByteBpe && !vocabulary.split_none)
     splitter = vocabulary.split_patterns.empty() ? Splitter::named(vocabulary.pre)
                                                  : Splitter::from_patterns(vocabulary.split_patterns);
   if (!splitter.ok()) return splitter.status();

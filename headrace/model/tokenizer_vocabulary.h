@@ -42,6 +42,7 @@ struct Vocabulary {
   // `split_patterns` gives the expressions themselves.
   std::string pre;
   std::vector<std::string> split_patterns;
+  bool split_none = false;  // the whole text is one word
 
   // [tokens] As the file has them: normal tokens of byte BPE are written in GPT-2's byte alphabet.
   StringList tokens;
@@ -66,6 +67,7 @@ struct Vocabulary {
   // A space goes before the text (and after a special token when `space_after_special`).
   bool add_space_prefix = false;
   bool space_after_special = true;
+  bool prefix_only_if_missing = false;  // ... unless the text starts with one
   // Spaces are written U+2581 in tokens (character models).
   bool escape_spaces = false;
   // A whole word that is a token is taken as it is, whatever the merges say (llama 3).

@@ -1,0 +1,25 @@
+"""Texts that tokenizers are compared on: each list entry is one text. Written for this project."""
+
+TEXTS = [
+    "", " ", "  ", "a", ".", " .", "Hello world", "The quick brown fox jumps over the lazy dog.",
+    " leading space", "trailing space ", "   three   spaces   between   words   ",
+    "\n", "\n\n", "\n\n\n\n", " \n", "\t\t\tx", "a\r\nb\r\n\r\nc", "   \n   \t \n x", "x\n \n  \n",
+    "     " * 20 + "end", "\n" * 40 + "x", "\t" * 33, "a  b   c    d",
+    "don't I'll we've SHE'D THEY'RE it's 'sit 'S y'all rock 'n' roll", "’s ‘tis “quotes” Iʼm",
+    "123 1234 12345 1234567890 3.14159 1,000,000 1e-5 0x7F 12a34b", "٣٤٥ Ⅻ ½ ²³ १२३ 1\u0663",
+    "def f(x):\n    if x > 0:\n        return x ** 2\n\n    return -x\n\n\nclass A:\n\tpass\n",
+    "int main() { printf(\"%d\\n\", a[i]->b); return 0; } // comment\n/* x */\n#include <a.h>",
+    "<html>\n<table>\n<tr><td>1</td></tr>\n</table>", "SELECT * FROM t WHERE a >= 10 AND b != 'x';",
+    "https://example.com/path?q=a&b=c#frag user@mail.org", "_under_score__ `code` ~~~ ^^^ $$$ +++",
+    "=====-----*****......!!!!????", "<<<>>> ||| [](){} @#$%^&*", "CamelCaseAndHTTPServerXMLParser",
+    "你好，世界！今天天气很好。", "日本語のテキスト、カタカナ ひらがな。", "한국어 텍스트입니다. 가각힣",
+    "混合漢字とEnglishとрусский123", "Привет, мир! Γειά σου Κόσμε ÄÖÜäöüß Ёё",
+    "ภาษาไทย हिन्दी भाषा العربية עברית தமிழ் বাংলা ខ្មែរ", "𝕳𝖊𝖑𝖑𝖔 𝟙𝟚𝟛 𐍈",
+    "😀😃👨‍👩‍👧‍👦🏳️‍🌈🇩🇪👍🏽 emoji", "🧑‍💻 soft\u00adhyphen \ufeffbom \u200bzero",
+    "e\u0301 n\u0303 a\u0308 A\u030a A\u030aB \u00c5 \u1ea4 e\u0301\u0323 q\u0307\u0323 \u1100\u1161\u11a8",
+    "\u00a0nbsp\u3000ideographic\u2003em\u180emvs\u0085nel\u2028ls\u2029ps", "ſ K 'ſ ǅ Ǆungla ʰʷ ªº ﬁ ﷺ ①②③",
+    "x\x01y\x7fz\x1f", "a" * 70, "ab" * 40, "▁under ▁▁ block \u2581", "<0x0A> <0xFF>",
+    "<|im_start|>user\nhi<|im_end|>", "<|endoftext|> </s> <s> [INST] <tool> <mask> x",
+    "Zażółć gęślą jaźń, příliš žluťoučký kůň, ñandú, über, naïve, São Paulo",
+    "The model (v2.1) scored 97.3% on the test-set — an all-time high!", "\U0010fffd \ue000 \ufffd",
+]
