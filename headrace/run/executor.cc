@@ -34,7 +34,8 @@ struct Executor::State {
   std::vector<Held> held;
   std::vector<Ticket> gathers;  // rows in flight
   int32_t gather_tier = 0;
-  const Prepared* current = nullptr;
+  uint64_t last_id = 0;
+  uint64_t current = 0;  // id of the Program entered last; 0: none
   Moved moved;
   bool broken = false;
 
@@ -191,7 +192,7 @@ class Run {
 
 template <typename S>
 Status enter(S& state, Prepared& p) {
-  if (state.current == &p && p.program.cyclic) return {};
+  if (state.current == p.id && p.program.cyclic) return {};
   std::vector<bool> expected(state.held.size(), false);
   for (const Prepared::Entry& e : p.entry) {
     Held& h = state.held[static_cast<size_t>(e.held)];
@@ -206,7 +207,7 @@ Status enter(S& state, Prepared& p) {
   for (const Prepared::Constant& c : p.constants) {
     std::memcpy(c.to, c.values->data(), c.values->size() * sizeof(float));
   }
-  state.current = &p;
+  state.current = p.id;
   return {};
 }
 
@@ -249,6 +250,7 @@ Executor::~Executor() { state_->drain(); }
 Result<PreparedPtr> Executor::prepare(Program program) {
   HR_ASSIGN(PreparedPtr prepared,
             prepare_program(std::move(program), state_->arena, state_->names));
+  prepared->id = ++state_->last_id;
   state_->held.resize(state_->names.size());
   state_->gathers.reserve(static_cast<size_t>(prepared->program.graph->max_rows));
   return prepared;

@@ -32,6 +32,7 @@ struct TransferStep {
 
 class Prepared {
  public:
+  uint64_t id = 0;  // never used twice by one executor, unlike an address
   Program program;
   std::vector<int32_t> index;  // by step: into computes or transfers
   std::vector<ComputeStep> computes;

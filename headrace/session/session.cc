@@ -2,10 +2,15 @@
 
 #include <algorithm>
 
+#include "headrace/sim/simulate.h"
+
 namespace headrace {
 
 Session::Session(const Model& model, SessionPlan plan, const std::atomic<bool>* cancel)
-    : model_(model), plan_(std::move(plan)), cancel_(cancel) {}
+    : model_(model),
+      plan_(std::move(plan)),
+      cancel_(cancel),
+      monitor_(plan_.options.machine.tiers[1].load_bytes_per_s) {}
 
 Session::~Session() {
   // The executor waits for transfers into the arena; then the tier and the arena may go.
@@ -46,13 +51,48 @@ Result<Prepared*> Session::prepared_for(Phase phase) {
     return slot.get();
   }
   std::vector<Placed> state;
-  if (phase_ != Phase::kStart) state = exit_state(program(phase_));
+  if (phase_ == Phase::kLeft) {
+    state = left_behind_;
+  } else if (phase_ != Phase::kStart) {
+    state = exit_state(program(phase_));
+  }
   HR_ASSIGN(Program bridge, plan_bridge(target, state));
   HR_ASSIGN(slot, executor_->prepare(std::move(bridge)));
   return slot.get();
 }
 
+// Takes the measured rate for granted; keeps the running plan unless a new one is 5 % faster.
+Status Session::plan_again(double link_bytes_per_s) {
+  constexpr double kGain = 0.95;
+  Machine& machine = plan_.options.machine;
+  machine.tiers[1].load_bytes_per_s = link_bytes_per_s;
+  PlanRequest request;
+  request.name = "decode";
+  request.graph = plan_.decode.graph;
+  request.machine = &machine;
+  request.arena_bytes = plan_.arena_bytes;
+  request.cost = plan_.decode_cost;
+  HR_ASSIGN(Program better, plan_cyclic(request));
+  plan_.decode.tiers[1].load_bytes_per_s = link_bytes_per_s;
+  const Nanos now = simulate(plan_.decode).total_ns;
+  if (static_cast<double>(simulate(better).total_ns) > kGain * static_cast<double>(now)) return {};
+  left_behind_ = exit_state(plan_.decode);
+  std::erase_if(programs_, [](const auto& entry) {
+    const auto [from, to] = entry.first;
+    return from == Phase::kDecode || to == Phase::kDecode || from == Phase::kLeft;
+  });
+  phase_ = Phase::kLeft;
+  last_ = nullptr;
+  plan_.decode = std::move(better);
+  ++replans_;
+  return {};
+}
+
 Status Session::run(Phase phase, std::span<const int32_t> tokens) {
+  if (phase == Phase::kDecode && phase_ == Phase::kDecode && new_rate_ > 0) {
+    HR_TRY(plan_again(std::exchange(new_rate_, 0)));
+  }
+  const bool steady = phase == Phase::kDecode && phase_ == phase;
   HR_ASSIGN(Prepared* prepared, prepared_for(phase));
   const int64_t n = static_cast<int64_t>(tokens.size());
   rows_.tokens.assign(tokens.begin(), tokens.end());
@@ -67,10 +107,19 @@ Status Session::run(Phase phase, std::span<const int32_t> tokens) {
     }
   }
   HR_TRY(executor_->run(*prepared, rows_, &trace_, cancel_));
+  if (steady) {
+    const auto rate = monitor_.add(trace_.loaded_bytes, trace_.total_ns, trace_.stall_ns);
+    if (rate) new_rate_ = *rate;
+  }
   position_ += n;
   phase_ = phase;
   last_ = prepared;
   return {};
+}
+
+void Session::rewind(int64_t position) {
+  HR_CHECK(position >= 0 && position <= position_, "a session rewinds to where it has been");
+  position_ = position;
 }
 
 Result<std::span<const float>> Session::append(std::span<const int32_t> tokens) {
@@ -96,6 +145,7 @@ Result<std::span<const float>> Session::append(std::span<const int32_t> tokens) 
     const Phase phase =
         decode ? Phase::kDecode : body ? Phase::kPrefillBody : Phase::kPrefill;
     HR_TRY(run(phase, tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(last_rows))));
+    if (on_step_) on_step_(at + last_rows);
   }
   const std::span<const float> all = executor_->output(*last_, "logits");
   const int64_t rows = plan_.options.all_logits ? last_rows : 1;

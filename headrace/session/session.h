@@ -4,16 +4,20 @@
 // Promises
 //   1. Logits do not depend on the budget, the chunk, the number of threads or where bytes were.
 //   2. After an error nothing more runs; every transfer has ended.
+//   3. When the link turns out 20 % faster or slower than planned for 8 decode steps, and a new plan
+//      is predicted to gain 5 %, the session swaps to it between two steps.
 // Not thread-safe.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "headrace/run/executor.h"
+#include "headrace/session/rate_monitor.h"
 #include "headrace/session/session_plan.h"
 #include "headrace/tier/file_tier.h"
 
@@ -33,11 +37,18 @@ class Session {
 
   // Forgets the sequence: the next append starts at position 0.
   void reset() { position_ = 0; }
+  // Forgets everything from `position` on: a conversation goes on from what both versions share.
+  // Precondition: 0 <= position <= position().
+  void rewind(int64_t position);
+  // Called within append after each step, with the tokens of this append that are done.
+  void on_step(std::function<void(int64_t done)> callback) { on_step_ = std::move(callback); }
   // Positions in use.
   int64_t position() const { return position_; }
 
   const SessionPlan& plan() const { return plan_; }
   const Executor::Moved& moved() const { return executor_->moved(); }
+  // How often the session has swapped to a new plan.
+  int replans() const { return replans_; }
   // Method and notices of the tier that the weights come from.
   const TierDescription& tier() const { return tier_->describe(); }
   TierCounters tier_counters() const { return tier_->counters(); }
@@ -48,12 +59,14 @@ class Session {
   const Trace& last_trace() const { return trace_; }
 
  private:
-  enum class Phase { kStart, kPrefillBody, kPrefill, kDecode };
+  // kLeft: after a decode Program that has been replaced; the state is left_behind_.
+  enum class Phase { kStart, kLeft, kPrefillBody, kPrefill, kDecode };
 
   Session(const Model& model, SessionPlan plan, const std::atomic<bool>* cancel);
   Status run(Phase phase, std::span<const int32_t> tokens);
   Result<Prepared*> prepared_for(Phase phase);
   const Program& program(Phase phase) const;
+  Status plan_again(double link_bytes_per_s);
 
   const Model& model_;
   SessionPlan plan_;
@@ -64,10 +77,15 @@ class Session {
   std::unique_ptr<Executor> executor_;
   std::map<std::pair<Phase, Phase>, PreparedPtr> programs_;  // (from, to); from == to: cyclic
   Phase phase_ = Phase::kStart;
+  RateMonitor monitor_;
+  double new_rate_ = 0;             // of the link, when it is time to plan again; else 0
+  std::vector<Placed> left_behind_; // state of a decode Program that was replaced
+  int replans_ = 0;
   int64_t position_ = 0;
   StepRows rows_;
   Trace trace_;
   Prepared* last_ = nullptr;
+  std::function<void(int64_t)> on_step_;
 };
 
 }  // namespace headrace

@@ -43,6 +43,21 @@ class Planner {
     return std::move(plan_);
   }
 
+  Result<Bytes> least() {
+    plan_.options.memory_bytes = 0;
+    plan_.ledger = BudgetLedger(Bytes{1} << 60);
+    HR_TRY(choose_context());
+    HR_ASSIGN(std::shared_ptr<const Graph> g, graph(1, true));
+    HR_TRY(reserve_process(g->ops.size()));
+    Bytes arena = least_arena_bytes(*g);
+    if (plan_.options.chunk > 1) {
+      HR_ASSIGN(g, graph(plan_.options.chunk, true));
+      arena = std::max(arena, least_arena_bytes(*g));
+    }
+    // Page tables take a 512th of the budget: B - B / 512 >= everything else.
+    return (plan_.ledger.reserved() + arena) / 511 * 512 + kPage;
+  }
+
  private:
   Status choose_context() {
     const SessionOptions& o = plan_.options;
@@ -107,7 +122,9 @@ class Planner {
     full_decode_ = full_arena_bytes(*by_rows);
     decode_graph_ = std::move(by_rows);
     arena_ = std::min(room, full_decode_);
-    HR_ASSIGN(plan_.decode, plan_cyclic(request("decode", decode_graph_, arena_)));
+    const PlanRequest decode = request("decode", decode_graph_, arena_);
+    plan_.decode_cost = decode.cost;
+    HR_ASSIGN(plan_.decode, plan_cyclic(decode));
     return {};
   }
 
@@ -185,6 +202,10 @@ int64_t context_bucket(int64_t positions) { return round_up(positions, kSegmentT
 
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options) {
   return Planner(model, options).run();
+}
+
+Result<Bytes> least_memory(const Model& model, const SessionOptions& options) {
+  return Planner(model, options).least();
 }
 
 }  // namespace headrace

@@ -34,12 +34,17 @@ struct SessionPlan {
   int64_t chunk = 1;    // rows of the prefill Program; 1: there is none, decode does it all
   Bytes arena_bytes = 0;
   Program decode;
+  CostQuery decode_cost; // what its times were predicted for
   Program prefill;       // graph is null when chunk is 1
   Program prefill_body;  // a chunk that more chunks follow: no logits, so no output head; graph is
                          // null when the prompt is one chunk, or when all logits are wanted
 };
 
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options);
+
+// The least memory_bytes that plan_session accepts, all else as in `options`; builds a graph, plans
+// nothing. Counts this process as it is now.
+Result<Bytes> least_memory(const Model& model, const SessionOptions& options);
 
 // The context that a session is planned for: whole KV segments.
 int64_t context_bucket(int64_t positions);
