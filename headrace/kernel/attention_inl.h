@@ -1,8 +1,8 @@
 // Attention of a block written once over Lanes. Included by attention_avx2.cc and
 // attention_avx512.cc, each after its lanes_*.h.
 //
-// A tile of K and V is converted to f32 once and used by every query of the block. Queries are
-// taken a few at a time so that a loaded row of K or V serves several; each query's sums keep the
+// A tile of K and V is converted to f32 once and used by every query of the block; a block of few
+// queries (decode) converts as it goes instead. Queries are taken a few at a time so that a loaded row of K or V serves several; each query's sums keep the
 // order that attention_reference.cc has. Loops over registers are unrolled by pragma: GCC at -O2
 // would keep the registers in memory.
 #pragma once
@@ -36,15 +36,20 @@ struct Attend {
   void load_queries();
   void load_tile(int64_t tile, int64_t lo, int64_t hi);
   void add_tile(int64_t tile);
-  template <int kQ, int kP>
-  void scores(int64_t query, int64_t position);
-  void all_scores(int64_t query, int64_t count, TileRange range);
+  // T is float, or uint16_t for f16: what K and V are read as.
+  template <typename T>
+  void add_queries(int64_t tile, int64_t begin, int64_t end, const T* k_tile, const T* v_tile);
+  template <int kQ, typename T>
+  void scores(const T* k_tile, int64_t query, TileRange range);
+  template <typename T>
+  void all_scores(const T* k_tile, int64_t query, int64_t count, TileRange range);
   void softmax(int64_t query, TileRange seen);
-  template <int kQ, int kL>
-  void values_part(int64_t query, int64_t i, TileRange range);
-  template <int kQ>
-  void values(int64_t query, TileRange range);
-  void all_values(int64_t query, int64_t count, TileRange range);
+  template <int kQ, int kL, typename T>
+  void values_part(const T* v_tile, int64_t query, int64_t i, TileRange range);
+  template <int kQ, typename T>
+  void values(const T* v_tile, int64_t query, TileRange range);
+  template <typename T>
+  void all_values(const T* v_tile, int64_t query, int64_t count, TileRange range);
   void store();
 };
 
@@ -87,51 +92,51 @@ void Attend::load_tile(int64_t tile, int64_t lo, int64_t hi) {
   for (int64_t i = lo * d; i < hi * d; i += 16) Lanes::load_half(v_half + i).store(v + i);
 }
 
-// Unscaled scores of kQ queries at kP positions.
-template <int kQ, int kP>
-inline void Attend::scores(int64_t query, int64_t position) {
-  static_assert(kQ * kP == kDots);
+inline Lanes load_row(const float* p) { return Lanes::load(p); }
+inline Lanes load_row(const uint16_t* p) { return Lanes::load_half(p); }
+
+// Unscaled scores of kQ queries over at least `range`; what is outside of it is not meant to be
+// looked at.
+template <int kQ, typename T>
+inline void Attend::scores(const T* k_tile, int64_t query, TileRange range) {
+  constexpr int kP = kQ == 1 ? kDots : kQ == 2 ? kDots / 2 : kDots / 4;  // positions at once
+  static_assert(kQ * kP <= kDots && kKvTile % kP == 0);
   const float* q_at = q + query * d;
-  const float* k_at = k + position * d;
-  Lanes dot[kDots];
+  for (int64_t j = range.lo / kP * kP; j < range.hi; j += kP) {
+    const T* k_at = k_tile + j * d;
+    Lanes dot[kDots];
 #pragma GCC unroll 16
-  for (int i = 0; i < kDots; ++i) dot[i] = Lanes::zero();
-  for (int64_t i = 0; i < d; i += 16) {
-    Lanes x[kQ];
+    for (int i = 0; i < kDots; ++i) dot[i] = Lanes::zero();
+    for (int64_t i = 0; i < d; i += 16) {
+      Lanes x[kQ];
 #pragma GCC unroll 16
-    for (int a = 0; a < kQ; ++a) x[a] = Lanes::load(q_at + a * d + i);
+      for (int a = 0; a < kQ; ++a) x[a] = Lanes::load(q_at + a * d + i);
 #pragma GCC unroll 16
-    for (int b = 0; b < kP; ++b) {
-      const Lanes y = Lanes::load(k_at + b * d + i);
+      for (int b = 0; b < kP; ++b) {
+        const Lanes y = load_row(k_at + b * d + i);
 #pragma GCC unroll 16
-      for (int a = 0; a < kQ; ++a) dot[a * kP + b] = fma(x[a], y, dot[a * kP + b]);
+        for (int a = 0; a < kQ; ++a) dot[a * kP + b] = fma(x[a], y, dot[a * kP + b]);
+      }
     }
-  }
-  float sums[kDots];
-  tree_sums(dot, sums);
+    float sums[kDots];
+    tree_sums(dot, sums);
 #pragma GCC unroll 16
-  for (int a = 0; a < kQ; ++a) {
-    float* to = p + (query + a) * kKvTile + position;
+    for (int a = 0; a < kQ; ++a) {
+      float* to = p + (query + a) * kKvTile + j;
 #pragma GCC unroll 16
-    for (int b = 0; b < kP; ++b) to[b] = sums[a * kP + b];
+      for (int b = 0; b < kP; ++b) to[b] = sums[a * kP + b];
+    }
   }
 }
 
-// Scores of `count` <= kQueries queries over at least `range`; what is outside of it is not
-// meant to be looked at.
-void Attend::all_scores(int64_t query, int64_t count, TileRange range) {
-  if (count == kQueries) {
-    const int64_t first = range.lo / kPositions * kPositions;
-    for (int64_t j = first; j < range.hi; j += kPositions) {
-      scores<kQueries, kPositions>(query, j);
-    }
-    return;
-  }
-  for (int64_t one = query; one < query + count; ++one) {
-    const int64_t first = range.lo / kSinglePositions * kSinglePositions;
-    for (int64_t j = first; j < range.hi; j += kSinglePositions) {
-      scores<1, kSinglePositions>(one, j);
-    }
+// Of `count` <= kQueries queries.
+template <typename T>
+void Attend::all_scores(const T* k_tile, int64_t query, int64_t count, TileRange range) {
+  switch (count) {
+    case 4: return scores<4>(k_tile, query, range);
+    case 3: return scores<3>(k_tile, query, range);
+    case 2: return scores<2>(k_tile, query, range);
+    default: return scores<1>(k_tile, query, range);
   }
 }
 
@@ -177,8 +182,8 @@ void Attend::softmax(int64_t query, TileRange seen) {
 }
 
 // acc += weights . V over `range`, kL groups of elements from i on, of kQ queries.
-template <int kQ, int kL>
-inline void Attend::values_part(int64_t query, int64_t i, TileRange range) {
+template <int kQ, int kL, typename T>
+inline void Attend::values_part(const T* v_tile, int64_t query, int64_t i, TileRange range) {
   float* to = acc + query * d + i;
   const float* weights = p + query * kKvTile;
   Lanes a[kQ * kL];
@@ -190,7 +195,7 @@ inline void Attend::values_part(int64_t query, int64_t i, TileRange range) {
   for (int64_t j = range.lo; j < range.hi; ++j) {
     Lanes row[kL];
 #pragma GCC unroll 16
-    for (int l = 0; l < kL; ++l) row[l] = Lanes::load(v + j * d + i + 16 * l);
+    for (int l = 0; l < kL; ++l) row[l] = load_row(v_tile + j * d + i + 16 * l);
 #pragma GCC unroll 16
     for (int x = 0; x < kQ; ++x) {
       const Lanes weight = Lanes::splat(weights[x * kKvTile + j]);
@@ -205,22 +210,48 @@ inline void Attend::values_part(int64_t query, int64_t i, TileRange range) {
   }
 }
 
-template <int kQ>
-void Attend::values(int64_t query, TileRange range) {
+template <int kQ, typename T>
+void Attend::values(const T* v_tile, int64_t query, TileRange range) {
   if (range.lo >= range.hi) return;
   int64_t i = 0;
   for (; i + 16 * kValueLanes <= d; i += 16 * kValueLanes) {
-    values_part<kQ, kValueLanes>(query, i, range);
+    values_part<kQ, kValueLanes>(v_tile, query, i, range);
   }
-  for (; i < d; i += 16) values_part<kQ, 1>(query, i, range);
+  for (; i < d; i += 16) values_part<kQ, 1>(v_tile, query, i, range);
 }
 
-void Attend::all_values(int64_t query, int64_t count, TileRange range) {
+template <typename T>
+void Attend::all_values(const T* v_tile, int64_t query, int64_t count, TileRange range) {
   switch (count) {
-    case 4: return values<4>(query, range);
-    case 3: return values<3>(query, range);
-    case 2: return values<2>(query, range);
-    default: return values<1>(query, range);
+    case 4: return values<4>(v_tile, query, range);
+    case 3: return values<3>(v_tile, query, range);
+    case 2: return values<2>(v_tile, query, range);
+    default: return values<1>(v_tile, query, range);
+  }
+}
+
+template <typename T>
+void Attend::add_queries(int64_t tile, int64_t begin, int64_t end, const T* k_tile,
+                         const T* v_tile) {
+  for (int64_t query = begin; query < end; query += kQueries) {
+    const int64_t count = end - query < kQueries ? end - query : kQueries;
+    // Seen by any and by all of them: lo and hi never descend.
+    const TileRange first = seen_by(query, tile), last = seen_by(query + count - 1, tile);
+    all_scores(k_tile, query, count, {first.lo, last.hi});
+    for (int64_t i = 0; i < count; ++i) softmax(query + i, seen_by(query + i, tile));
+    const TileRange common{last.lo, first.hi};
+    if (common.lo >= common.hi) {
+      for (int64_t i = query; i < query + count; ++i) values<1>(v_tile, i, seen_by(i, tile));
+      continue;
+    }
+    // What some see and others do not is added query by query, in order.
+    for (int64_t i = query; i < query + count; ++i) {
+      values<1>(v_tile, i, {seen_by(i, tile).lo, common.lo});
+    }
+    all_values(v_tile, query, count, common);
+    for (int64_t i = query; i < query + count; ++i) {
+      values<1>(v_tile, i, {common.hi, seen_by(i, tile).hi});
+    }
   }
 }
 
@@ -234,30 +265,13 @@ void Attend::add_tile(int64_t tile) {
   while (begin < end && blind(begin)) ++begin;
   while (end > begin && blind(end - 1)) --end;
   if (begin == end) return;
-  load_tile(tile, seen_by(begin, tile).lo, seen_by(end - 1, tile).hi);
-  for (int64_t query = begin; query < end; query += kQueries) {
-    const int64_t count = end - query < kQueries ? end - query : kQueries;
-    // Seen by any and by all of them: lo and hi never descend.
-    const TileRange first = seen_by(query, tile), last = seen_by(query + count - 1, tile);
-    all_scores(query, count, {first.lo, last.hi});
-    for (int64_t i = 0; i < count; ++i) softmax(query + i, seen_by(query + i, tile));
-    const TileRange common{last.lo, first.hi};
-    if (common.lo >= common.hi) {
-      for (int64_t i = 0; i < count; ++i) values<1>(query + i, seen_by(query + i, tile));
-      continue;
-    }
-    // What some see and others do not is added query by query, in order.
-    for (int64_t i = 0; i < count; ++i) {
-      values<1>(query + i, {seen_by(query + i, tile).lo, common.lo});
-    }
-    for (int64_t i = 0; i < count; i += kValueQueries) {
-      const int64_t some = count - i < kValueQueries ? count - i : kValueQueries;
-      all_values(query + i, some, common);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      values<1>(query + i, {common.hi, seen_by(query + i, tile).hi});
-    }
+  if (end - begin <= 2 * kQueries) {
+    const uint16_t* k_half = kv_tile(shape, block, tile);
+    add_queries(tile, begin, end, k_half, k_half + shape.kv.tile_elements());
+    return;
   }
+  load_tile(tile, seen_by(begin, tile).lo, seen_by(end - 1, tile).hi);
+  add_queries<float>(tile, begin, end, k, v);
 }
 
 void Attend::store() {

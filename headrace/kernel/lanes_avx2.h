@@ -159,8 +159,7 @@ struct DoubleLanes {
 };
 
 // See lanes_avx512.h; two registers a Lanes, 16 registers.
-constexpr int kDots = 4, kQueries = 2, kPositions = 2, kSinglePositions = 4;
-constexpr int kValueLanes = 2, kValueQueries = 2;
+constexpr int kDots = 4, kQueries = 2, kValueLanes = 2;
 
 // sums[i] = acc[i].tree_sum(), i < 4.
 inline void tree_sums(const Lanes* acc, float* sums) {

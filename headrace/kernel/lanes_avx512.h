@@ -117,11 +117,9 @@ struct DoubleLanes {
   }
 };
 
-// Dot products in flight: as many accumulators as registers allow. kQueries * kPositions and
-// kSinglePositions (of one query) are both kDots.
-constexpr int kDots = 16, kQueries = 4, kPositions = 4, kSinglePositions = 16;
-// Groups of 16 elements of V and queries in flight.
-constexpr int kValueLanes = 4, kValueQueries = 4;
+// Attention: dot products, queries, and groups of 16 elements of V in flight; as many
+// accumulators as the registers hold.
+constexpr int kDots = 16, kQueries = 4, kValueLanes = 4;
 
 // sums[i] = acc[i].tree_sum(), i < 16: four rounds that halve the lanes and the registers.
 inline void tree_sums(const Lanes* acc, float* sums) {
