@@ -3,22 +3,58 @@
 #include <malloc.h>
 
 #include "headrace/model/tokenizer_gguf.h"
+#include "headrace/model/tokenizer_json.h"
 
 namespace headrace {
+namespace {
+
+Result<HfTokenizer> text_of_gguf(ModelFile& file) {
+  HfTokenizer out;
+  HR_ASSIGN(out.chat_template, file.string_or("tokenizer.chat_template", ""));
+  HR_ASSIGN(out.vocabulary, vocabulary_from_gguf(&file));
+  const Vocabulary& v = out.vocabulary;
+  if (v.bos >= 0) out.bos_token = std::string(v.tokens[static_cast<size_t>(v.bos)]);
+  if (v.eos >= 0) out.eos_token = std::string(v.tokens[static_cast<size_t>(v.eos)]);
+  return out;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const std::string& path) {
   HR_ASSIGN(ModelFile file, open_model(path));
   HR_ASSIGN(ModelConfig config, read_config(file));
-  if (file.format != ModelFormat::kGguf) {
-    return error(Code::kUnsupported, "%s: tokenizers of Hugging Face folders", path.c_str());
+  const bool gguf = file.format == ModelFormat::kGguf;
+  HR_ASSIGN(HfTokenizer text, gguf ? text_of_gguf(file) : hf_tokenizer(file.folder));
+  HR_ASSIGN(Tokenizer tokenizer, Tokenizer::build(std::move(text.vocabulary)));
+  if (tokenizer.size() > config.vocab) {
+    return error(Code::kBadFile, "the tokenizer has %d tokens, the embedding table %lld rows",
+                 tokenizer.size(), static_cast<long long>(config.vocab));
   }
-  HR_ASSIGN(std::string chat_template, file.string_or("tokenizer.chat_template", ""));
-  HR_ASSIGN(Vocabulary vocabulary, vocabulary_from_gguf(&file));
-  HR_ASSIGN(Tokenizer tokenizer, Tokenizer::build(std::move(vocabulary)));
   // What parsing freed would otherwise stay in the heap and count against the budget.
   malloc_trim(0);
-  return std::make_unique<Model>(Model{std::move(file), std::move(config), std::move(tokenizer),
-                                       std::move(chat_template)});
+  return std::make_unique<Model>(Model{
+      std::move(file), std::move(config), std::move(tokenizer), std::move(text.chat_template),
+      std::move(text.bos_token), std::move(text.eos_token)});
+}
+
+Result<std::vector<int32_t>> encode_chat(const Model& model,
+                                         const std::vector<ChatMessage>& messages,
+                                         bool add_generation_prompt) {
+  if (model.chat_template.empty()) {
+    return error(Code::kUsage, "this model has no chat template; give it plain text");
+  }
+  ChatOptions chat;
+  chat.add_generation_prompt = add_generation_prompt;
+  chat.bos_token = model.bos_token;
+  chat.eos_token = model.eos_token;
+  HR_ASSIGN(std::vector<TextPiece> pieces, render_chat(model.chat_template, messages, chat));
+  EncodeOptions encode;
+  encode.parse_special = true;
+  // Most templates write the first token themselves; where one does not, it is added.
+  const std::string& bos = model.bos_token;
+  const bool written = !pieces.empty() && !bos.empty() && pieces[0].text.rfind(bos, 0) == 0;
+  encode.add_bos = model.tokenizer.add_bos() && !written;
+  return model.tokenizer.encode(pieces, encode);
 }
 
 }  // namespace headrace

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "headrace/model/build_graph.h"
+#include "headrace/model/chat_template.h"
 #include "headrace/model/model_config.h"
 #include "headrace/model/model_file.h"
 #include "headrace/model/tokenizer.h"
@@ -15,11 +16,19 @@ struct Model {
   ModelFile file;
   ModelConfig config;
   Tokenizer tokenizer;
-  std::string chat_template;  // Jinja source; empty when the file has none
+  std::string chat_template;  // Jinja source; empty when the model has none
+  std::string bos_token;      // as text, for the template; empty: none
+  std::string eos_token;
 };
 
 // Opens a GGUF file or a Hugging Face folder. Errors as open_model, read_config and
 // Tokenizer::build: kIo, kBadFile, kUnsupported, each naming what is wrong.
 Result<std::unique_ptr<Model>> load_model(const std::string& path);
+
+// The conversation as the model was trained to read it; what users wrote never becomes a special
+// token. kUsage: the model has no chat template, or the template refuses the conversation.
+Result<std::vector<int32_t>> encode_chat(const Model& model,
+                                         const std::vector<ChatMessage>& messages,
+                                         bool add_generation_prompt = true);
 
 }  // namespace headrace
