@@ -10,9 +10,10 @@ void add_cpu(const OpContext& ctx) {
   const RowOps& ops = row_ops();
   ctx.pool.for_range(active_rows(ctx, ctx.op.outputs[0]), row_grain(n),
                      [&](int64_t begin, int64_t end, int) {
-    ops.add(f32_row(ctx.inputs[0], begin, n), f32_row(ctx.inputs[1], begin, n),
-            f32_row(ctx.outputs[0], begin, n), (end - begin) * n);
-  });
+                       ops.add(f32_row(ctx.inputs[0], begin, n),
+                               f32_row(ctx.inputs[1], begin, n),
+                               f32_row(ctx.outputs[0], begin, n), (end - begin) * n);
+                     });
 }
 
 }  // namespace headrace

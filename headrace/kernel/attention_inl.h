@@ -1,10 +1,11 @@
 // Attention of a block written once over Lanes. Included by attention_avx2.cc and
 // attention_avx512.cc, each after its lanes_*.h.
 //
-// A tile of K and V is converted to f32 once and used by every query of the block; a block of few
-// queries (decode) converts as it goes instead. Queries are taken a few at a time so that a loaded row of K or V serves several; each query's sums keep the
-// order that attention_reference.cc has. Loops over registers are unrolled by pragma: GCC at -O2
-// would keep the registers in memory.
+// A tile of K and V is converted to f32 once and used by every query of the block; a
+// block of few queries (decode) converts as it goes instead. Queries are taken a few at a
+// time so that a loaded row of K or V serves several; each query's sums keep the order
+// that attention_reference.cc has. Loops over registers are unrolled by pragma: GCC at
+// -O2 would keep the registers in memory.
 #pragma once
 
 #include "headrace/kernel/attention_block.h"
@@ -18,15 +19,15 @@ constexpr float kMinusInfinity = -__builtin_inff();
 struct Attend {
   const AttentionShape& shape;
   const AttentionBlock& block;
-  const int64_t d;       // padded head_dim
+  const int64_t d;  // padded head_dim
   const int64_t queries;
-  float* k;              // [64][d]
-  float* v;              // [64][d]
-  float* q;              // [queries][d]
-  float* acc;            // [queries][d]
-  float* p;              // [queries][64]: scores, then their exponentials
-  float* max;            // [queries]
-  float* sum;            // [queries]
+  float* k;    // [64][d]
+  float* v;    // [64][d]
+  float* q;    // [queries][d]
+  float* acc;  // [queries][d]
+  float* p;    // [queries][64]: scores, then their exponentials
+  float* max;  // [queries]
+  float* sum;  // [queries]
 
   Attend(const AttentionShape& s, const AttentionBlock& b);
 
@@ -38,7 +39,8 @@ struct Attend {
   void add_tile(int64_t tile);
   // T is float, or uint16_t for f16: what K and V are read as.
   template <typename T>
-  void add_queries(int64_t tile, int64_t begin, int64_t end, const T* k_tile, const T* v_tile);
+  void add_queries(int64_t tile, int64_t begin, int64_t end, const T* k_tile,
+                   const T* v_tile);
   template <int kQ, typename T>
   void scores(const T* k_tile, int64_t query, TileRange range);
   template <typename T>
@@ -74,7 +76,8 @@ void Attend::load_queries() {
       const float* from = block.q + row * block.row_stride + h * head_dim;
       for (int64_t i = 0; i < d; i += 16) {
         const int64_t left = head_dim - i;
-        const Lanes x = left >= 16 ? Lanes::load(from + i) : Lanes::load(from + i, Part{left});
+        const Lanes x =
+            left >= 16 ? Lanes::load(from + i) : Lanes::load(from + i, Part{left});
         x.store(q + query * d + i);
         Lanes::zero().store(acc + query * d + i);
       }
@@ -95,11 +98,13 @@ void Attend::load_tile(int64_t tile, int64_t lo, int64_t hi) {
 inline Lanes load_row(const float* p) { return Lanes::load(p); }
 inline Lanes load_row(const uint16_t* p) { return Lanes::load_half(p); }
 
-// Unscaled scores of kQ queries over at least `range`; what is outside of it is not meant to be
-// looked at.
+// Unscaled scores of kQ queries over at least `range`; what is outside of it is not meant
+// to be looked at.
 template <int kQ, typename T>
 inline void Attend::scores(const T* k_tile, int64_t query, TileRange range) {
-  constexpr int kP = kQ == 1 ? kDots : kQ == 2 ? kDots / 2 : kDots / 4;  // positions at once
+  constexpr int kP = kQ == 1   ? kDots
+                     : kQ == 2 ? kDots / 2
+                               : kDots / 4;  // positions at once
   static_assert(kQ * kP <= kDots && kKvTile % kP == 0);
   const float* q_at = q + query * d;
   for (int64_t j = range.lo / kP * kP; j < range.hi; j += kP) {
@@ -133,14 +138,19 @@ inline void Attend::scores(const T* k_tile, int64_t query, TileRange range) {
 template <typename T>
 void Attend::all_scores(const T* k_tile, int64_t query, int64_t count, TileRange range) {
   switch (count) {
-    case 4: return scores<4>(k_tile, query, range);
-    case 3: return scores<3>(k_tile, query, range);
-    case 2: return scores<2>(k_tile, query, range);
-    default: return scores<1>(k_tile, query, range);
+    case 4:
+      return scores<4>(k_tile, query, range);
+    case 3:
+      return scores<3>(k_tile, query, range);
+    case 2:
+      return scores<2>(k_tile, query, range);
+    default:
+      return scores<1>(k_tile, query, range);
   }
 }
 
-// Turns the scores of a query into weights, 0 where masked, and rescales its sum and accumulator.
+// Turns the scores of a query into weights, 0 where masked, and rescales its sum and
+// accumulator.
 void Attend::softmax(int64_t query, TileRange seen) {
   constexpr int kGroups = kKvTile / 16;
   float* weights = p + query * kKvTile;
@@ -161,8 +171,8 @@ void Attend::softmax(int64_t query, TileRange seen) {
       x[g] = where_less(at, lo, none, where_less(at, hi, x[g], none));
     }
   }
-  const float tile_max = headrace::max(headrace::max(x[0], x[1]),
-                                       headrace::max(x[2], x[3])).max_lane();
+  const float tile_max =
+      headrace::max(headrace::max(x[0], x[1]), headrace::max(x[2], x[3])).max_lane();
   const float old_max = max[query], new_max = old_max < tile_max ? tile_max : old_max;
   const Lanes rescale = exp_lanes(Lanes::splat(old_max - new_max));
   Lanes lanes = Lanes::zero();
@@ -183,7 +193,8 @@ void Attend::softmax(int64_t query, TileRange seen) {
 
 // acc += weights . V over `range`, kL groups of elements from i on, of kQ queries.
 template <int kQ, int kL, typename T>
-inline void Attend::values_part(const T* v_tile, int64_t query, int64_t i, TileRange range) {
+inline void Attend::values_part(const T* v_tile, int64_t query, int64_t i,
+                                TileRange range) {
   float* to = acc + query * d + i;
   const float* weights = p + query * kKvTile;
   Lanes a[kQ * kL];
@@ -223,10 +234,14 @@ void Attend::values(const T* v_tile, int64_t query, TileRange range) {
 template <typename T>
 void Attend::all_values(const T* v_tile, int64_t query, int64_t count, TileRange range) {
   switch (count) {
-    case 4: return values<4>(v_tile, query, range);
-    case 3: return values<3>(v_tile, query, range);
-    case 2: return values<2>(v_tile, query, range);
-    default: return values<1>(v_tile, query, range);
+    case 4:
+      return values<4>(v_tile, query, range);
+    case 3:
+      return values<3>(v_tile, query, range);
+    case 2:
+      return values<2>(v_tile, query, range);
+    default:
+      return values<1>(v_tile, query, range);
   }
 }
 
@@ -241,7 +256,8 @@ void Attend::add_queries(int64_t tile, int64_t begin, int64_t end, const T* k_ti
     for (int64_t i = 0; i < count; ++i) softmax(query + i, seen_by(query + i, tile));
     const TileRange common{last.lo, first.hi};
     if (common.lo >= common.hi) {
-      for (int64_t i = query; i < query + count; ++i) values<1>(v_tile, i, seen_by(i, tile));
+      for (int64_t i = query; i < query + count; ++i)
+        values<1>(v_tile, i, seen_by(i, tile));
       continue;
     }
     // What some see and others do not is added query by query, in order.

@@ -1,15 +1,17 @@
 // KvLayout: how K and V of one KV slot (layer, sequence, segment) lie in its bytes.
 //
 // Vocabulary
-//   tile     64 consecutive positions that start at a multiple of 64: the unit of attention.
+//   tile     64 consecutive positions that start at a multiple of 64: the unit of
+//            attention.
 //   padded   head_dim rounded up to 16 elements; the padding holds zeros.
 //
 //   slot = [segment_tokens / 64 tiles][kv_heads][K, V][64 positions][padded]  of f16
 //
 // Promises
-//   1. One (tile, kv head) is one contiguous run, K before V: decode streams it front to back.
-//   2. All kv heads of a tile are adjacent, so positions fill a slot from its front and the bytes
-//      of a tile that no position has reached stay untouched.
+//   1. One (tile, kv head) is one contiguous run, K before V: decode streams it front to
+//      back.
+//   2. All kv heads of a tile are adjacent, so positions fill a slot from its front and
+//      the bytes of a tile that no position has reached stay untouched.
 //   3. Every tile starts at a multiple of kLine from the start of the slot.
 // Decision and reasons: docs/decisions/0002-attention-tile.md.
 #pragma once
@@ -20,9 +22,9 @@
 
 namespace headrace {
 
-constexpr int64_t kKvTile = 64;        // positions
-constexpr int64_t kKvLanes = 16;       // elements that a row of K or V is padded to
-constexpr int64_t kMaxHeadDim = 512;   // elements; kernels keep a head on the stack
+constexpr int64_t kKvTile = 64;       // positions
+constexpr int64_t kKvLanes = 16;      // elements that a row of K or V is padded to
+constexpr int64_t kMaxHeadDim = 512;  // elements; kernels keep a head on the stack
 
 constexpr int64_t padded_head_dim(int64_t head_dim) {
   return round_up(head_dim, kKvLanes);
@@ -52,7 +54,8 @@ struct KvLayout {
 };
 
 // Bytes of the slot tensor of one (layer, sequence, segment).
-constexpr Bytes kv_slot_bytes(int64_t kv_heads, int64_t head_dim, int64_t segment_tokens) {
+constexpr Bytes kv_slot_bytes(int64_t kv_heads, int64_t head_dim,
+                              int64_t segment_tokens) {
   return KvLayout{kv_heads, head_dim, segment_tokens}.bytes();
 }
 

@@ -1,4 +1,5 @@
-// Lanes: 16 f32 lanes in two AVX2 registers. Only for *_avx2.cc files; see lanes_avx512.h.
+// Lanes: 16 f32 lanes in two AVX2 registers. Only for *_avx2.cc files; see
+// lanes_avx512.h.
 #pragma once
 
 #include <immintrin.h>
@@ -19,7 +20,9 @@ struct Lanes {
 
   static Lanes zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static Lanes splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-  static Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static Lanes load(const float* p) {
+    return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+  }
   static Lanes load(const float* p, Full) { return load(p); }
   // Absent lanes are 0.
   static Lanes load(const float* p, Part part) {
@@ -63,16 +66,16 @@ struct Lanes {
   }
   float max_lane() const {
     const __m256 eight = _mm256_max_ps(lo, hi);
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight),
-                                   _mm256_extractf128_ps(eight, 1));
+    const __m128 four =
+        _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
   // l + l+8, then +4, +2, +1.
   float tree_sum() const {
     const __m256 eight = _mm256_add_ps(lo, hi);
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight),
-                                   _mm256_extractf128_ps(eight, 1));
+    const __m128 four =
+        _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
@@ -145,15 +148,17 @@ struct DoubleLanes {
 #pragma GCC unroll 16
     for (int i = 0; i < 4; ++i) {
       const __m256 h = half[i / 2];
-      const __m128 four = i % 2 == 0 ? _mm256_castps256_ps128(h) : _mm256_extractf128_ps(h, 1);
+      const __m128 four =
+          i % 2 == 0 ? _mm256_castps256_ps128(h) : _mm256_extractf128_ps(h, 1);
       const __m256d d = _mm256_cvtps_pd(four);
       v[i] = _mm256_fmadd_pd(d, d, v[i]);
     }
   }
   double tree_sum() const {
-    const __m256d four = _mm256_add_pd(_mm256_add_pd(v[0], v[2]), _mm256_add_pd(v[1], v[3]));
-    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four),
-                                   _mm256_extractf128_pd(four, 1));
+    const __m256d four =
+        _mm256_add_pd(_mm256_add_pd(v[0], v[2]), _mm256_add_pd(v[1], v[3]));
+    const __m128d two =
+        _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
   }
 };
@@ -176,9 +181,10 @@ inline void tree_sums(const Lanes* acc, float* sums) {
   const __m256 two = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
                                    _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
   // [0, 2, .. | 1, 3, ..]
-  const __m256 one = _mm256_add_ps(_mm256_permute_ps(two, 0x88), _mm256_permute_ps(two, 0xDD));
-  _mm_storeu_ps(sums, _mm_unpacklo_ps(_mm256_castps256_ps128(one),
-                                      _mm256_extractf128_ps(one, 1)));
+  const __m256 one =
+      _mm256_add_ps(_mm256_permute_ps(two, 0x88), _mm256_permute_ps(two, 0xDD));
+  _mm_storeu_ps(
+      sums, _mm_unpacklo_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps(one, 1)));
 }
 
 }  // namespace

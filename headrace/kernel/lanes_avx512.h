@@ -1,6 +1,7 @@
-// Lanes: 16 f32 lanes in one AVX-512 register. Only for *_avx512.cc files; the same interface as
-// lanes_avx2.h, so that row_ops_inl.h and attention_inl.h are written once. Everything is in an
-// unnamed namespace: code compiled for one instruction set must never be shared by the linker.
+// Lanes: 16 f32 lanes in one AVX-512 register. Only for *_avx512.cc files; the same
+// interface as lanes_avx2.h, so that row_ops_inl.h and attention_inl.h are written once.
+// Everything is in an unnamed namespace: code compiled for one instruction set must never
+// be shared by the linker.
 #pragma once
 
 // GCC 12 warns of the "undefined" operands in its own header (GCC bug 105593).
@@ -55,10 +56,10 @@ struct Lanes {
   float max_lane() const { return _mm512_reduce_max_ps(v); }
   // l + l+8, then +4, +2, +1.
   float tree_sum() const {
-    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v),
-                                       _mm512_extractf32x8_ps(v, 1));
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight),
-                                   _mm256_extractf128_ps(eight, 1));
+    const __m256 eight =
+        _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 four =
+        _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
@@ -92,9 +93,8 @@ inline Lanes with_sign(Lanes a, Lanes b) {
 }
 // y * 2^n, where the low bits of t are n.
 inline Lanes add_exponent(Lanes y, Lanes t) {
-  return {_mm512_castsi512_ps(
-      _mm512_add_epi32(_mm512_castps_si512(y.v),
-                       _mm512_slli_epi32(_mm512_castps_si512(t.v), 23)))};
+  return {_mm512_castsi512_ps(_mm512_add_epi32(
+      _mm512_castps_si512(y.v), _mm512_slli_epi32(_mm512_castps_si512(t.v), 23)))};
 }
 
 // 16 lanes of double.
@@ -109,10 +109,10 @@ struct DoubleLanes {
   }
   double tree_sum() const {
     const __m512d eight = _mm512_add_pd(lo, hi);
-    const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight),
-                                       _mm512_extractf64x4_pd(eight, 1));
-    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four),
-                                   _mm256_extractf128_pd(four, 1));
+    const __m256d four =
+        _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
+    const __m128d two =
+        _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
   }
 };
@@ -121,18 +121,21 @@ struct DoubleLanes {
 // accumulators as the registers hold.
 constexpr int kDots = 16, kQueries = 4, kValueLanes = 4;
 
-// sums[i] = acc[i].tree_sum(), i < 16: four rounds that halve the lanes and the registers.
+// sums[i] = acc[i].tree_sum(), i < 16: four rounds that halve the lanes and the
+// registers.
 inline void tree_sums(const Lanes* acc, float* sums) {
   __m512 a[8], b[4];
 #pragma GCC unroll 16
   for (int i = 0; i < 8; ++i) {  // [x: 8 lanes, y: 8 lanes]
     const __m512 x = acc[2 * i].v, y = acc[2 * i + 1].v;
-    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xEE));
+    a[i] =
+        _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xEE));
   }
 #pragma GCC unroll 16
   for (int i = 0; i < 4; ++i) {  // [4 dots: 4 lanes each]
     const __m512 x = a[2 * i], y = a[2 * i + 1];
-    b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xDD));
+    b[i] =
+        _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xDD));
   }
   const auto pairs = [](__m512 x, __m512 y) {
     const __m512d xd = _mm512_castps_pd(x), yd = _mm512_castps_pd(y);
@@ -140,9 +143,11 @@ inline void tree_sums(const Lanes* acc, float* sums) {
                          _mm512_castpd_ps(_mm512_unpackhi_pd(xd, yd)));
   };
   const __m512 x = pairs(b[0], b[1]), y = pairs(b[2], b[3]);
-  const __m512 z = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xDD));
+  const __m512 z =
+      _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xDD));
   // Element 4 k + m of z is dot 4 m + k.
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i order =
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_ps(sums, _mm512_permutexvar_ps(order, z));
 }
 

@@ -1,5 +1,5 @@
-// The functions of float_math.h over Lanes: the same steps in every lane. Included after a
-// lanes_*.h, in *_avx2.cc and *_avx512.cc files only.
+// The functions of float_math.h over Lanes: the same steps in every lane. Included after
+// a lanes_*.h, in *_avx2.cc and *_avx512.cc files only.
 #pragma once
 
 #include "headrace/kernel/float_math.h"
@@ -34,7 +34,9 @@ inline Lanes tanh_lanes(Lanes x) {
 
 inline Lanes softcap_lanes(Lanes x, Lanes cap) { return cap * tanh_lanes(x / cap); }
 
-inline Lanes silu_lanes(Lanes x) { return x / (Lanes::splat(1) + exp_lanes(negative(x))); }
+inline Lanes silu_lanes(Lanes x) {
+  return x / (Lanes::splat(1) + exp_lanes(negative(x)));
+}
 
 inline Lanes gelu_tanh_lanes(Lanes x) {
   using namespace float_math;

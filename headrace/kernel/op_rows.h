@@ -8,9 +8,9 @@
 
 namespace headrace {
 
-// How many rows of `tensor` this step computes. Behind kSelectRows tensors have max_output_rows
-// rows. Where that is as many as max_rows the two cannot be told apart, and all rows of the step
-// are computed: more than needed, never fewer.
+// How many rows of `tensor` this step computes. Behind kSelectRows tensors have
+// max_output_rows rows. Where that is as many as max_rows the two cannot be told apart,
+// and all rows of the step are computed: more than needed, never fewer.
 inline int64_t active_rows(const OpContext& ctx, TensorId tensor) {
   const bool selected = ctx.graph.at(tensor).rows < ctx.graph.max_rows;
   return selected ? static_cast<int64_t>(ctx.rows.output_rows.size()) : ctx.rows.rows();
@@ -34,8 +34,8 @@ inline float* f32_row(std::byte* base, int64_t row, int64_t cols) {
   return reinterpret_cast<float*>(base) + row * cols;
 }
 
-// Rows a worker should get at least: below about 16k elements of elementwise work a barrier (1 us)
-// costs more than it saves.
+// Rows a worker should get at least: below about 16k elements of elementwise work a
+// barrier (1 us) costs more than it saves.
 inline int64_t row_grain(int64_t cols) { return 1 + 16384 / (cols + 1); }
 
 }  // namespace headrace

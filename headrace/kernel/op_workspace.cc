@@ -8,11 +8,14 @@ namespace headrace {
 
 Bytes other_op_workspace(const Graph& graph, const Op& op, int threads) {
   switch (op.kind) {
-    case OpKind::kAttention: return attention_workspace(graph, op, threads);
-    case OpKind::kRmsNorm: return rms_norm_workspace(graph, op, threads);
+    case OpKind::kAttention:
+      return attention_workspace(graph, op, threads);
+    case OpKind::kRmsNorm:
+      return rms_norm_workspace(graph, op, threads);
     case OpKind::kGatedAct:
       return threads * FusedRows::scratch_bytes(graph.at(op.outputs[0]));
-    default: return 0;
+    default:
+      return 0;
   }
 }
 

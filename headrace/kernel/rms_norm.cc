@@ -15,7 +15,8 @@ float rms_scale(const RowOps& ops, const float* x, int64_t n, double eps) {
   return static_cast<float>(1.0 / std::sqrt(mean + eps));
 }
 
-void load_norm_weight(const Tensor& weight, const std::byte* bytes, bool add_one, float* out) {
+void load_norm_weight(const Tensor& weight, const std::byte* bytes, bool add_one,
+                      float* out) {
   dequantize_row(weight.dtype, bytes, weight.cols, out);
   if (!add_one) return;
   for (int64_t i = 0; i < weight.cols; ++i) out[i] += 1.0f;
@@ -38,14 +39,16 @@ void rms_norm_cpu(const OpContext& ctx) {
   const Bytes scratch_bytes = FusedRows::scratch_bytes(output_tensor(ctx));
   ctx.pool.for_range(active_rows(ctx, ctx.op.outputs[0]), row_grain(n),
                      [&](int64_t begin, int64_t end, int worker) {
-    const FusedRows out(ctx, scratch + worker * scratch_bytes);
-    for (int64_t row = begin; row < end; ++row) {
-      const float* x = f32_row(ctx.inputs[0], row, n);
-      const float* added = residual != nullptr ? f32_row(residual, row, n) : nullptr;
-      ops.scale_weight(x, rms_scale(ops, x, n, eps), weight, added, out.begin(row), n);
-      out.done(row);
-    }
-  });
+                       const FusedRows out(ctx, scratch + worker * scratch_bytes);
+                       for (int64_t row = begin; row < end; ++row) {
+                         const float* x = f32_row(ctx.inputs[0], row, n);
+                         const float* added =
+                             residual != nullptr ? f32_row(residual, row, n) : nullptr;
+                         ops.scale_weight(x, rms_scale(ops, x, n, eps), weight, added,
+                                          out.begin(row), n);
+                         out.done(row);
+                       }
+                     });
 }
 
 }  // namespace headrace

@@ -12,8 +12,9 @@ namespace headrace {
 // 1 / sqrt(mean(x[i]^2) + eps), i < n: computed in double, rounded once.
 float rms_scale(const RowOps& ops, const float* x, int64_t n, double eps);
 
-// out [cols] = the weight row [1, cols] (f32, f16 or bf16, any alignment) as f32, plus one where
-// add_one says that the file holds w - 1.
-void load_norm_weight(const Tensor& weight, const std::byte* bytes, bool add_one, float* out);
+// out [cols] = the weight row [1, cols] (f32, f16 or bf16, any alignment) as f32, plus
+// one where add_one says that the file holds w - 1.
+void load_norm_weight(const Tensor& weight, const std::byte* bytes, bool add_one,
+                      float* out);
 
 }  // namespace headrace

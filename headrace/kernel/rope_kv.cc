@@ -1,4 +1,5 @@
-// kRopeKv: normalises and rotates q and k, and writes k and v of each row into its KV slot.
+// kRopeKv: normalises and rotates q and k, and writes k and v of each row into its KV
+// slot.
 #include <cstring>
 
 #include "headrace/kernel/kv_layout.h"
@@ -41,7 +42,8 @@ RopeKv::RopeKv(const OpContext& context)
       eps(ctx.op.attr(Attr::kEps)),
       half_split(ctx.op.attr(Attr::kRopeHalfSplit) != 0) {
   HR_CHECK(kv.head_dim <= kMaxHeadDim, "a head fits the kernel's stack");
-  HR_CHECK(rope_dims <= kv.head_dim && rope_dims % 2 == 0, "rotated pairs lie in the head");
+  HR_CHECK(rope_dims <= kv.head_dim && rope_dims % 2 == 0,
+           "rotated pairs lie in the head");
   HR_CHECK(kv.segment_tokens % kKvTile == 0, "a segment is whole tiles");
   const bool add_one = ctx.op.attr(Attr::kAddOne) != 0;
   if (const std::byte* weight = optional_input(ctx, 2)) {
@@ -54,7 +56,8 @@ RopeKv::RopeKv(const OpContext& context)
   }
 }
 
-// One cosine and one signed sine for each element, so that every head of the row is one pass.
+// One cosine and one signed sine for each element, so that every head of the row is one
+// pass.
 void RopeKv::expand_table(int64_t row, float* cosines, float* sines) const {
   const int64_t half = rope_dims / 2;
   const float* table = f32_row(ctx.inputs[1], row, rope_dims);
@@ -68,8 +71,8 @@ void RopeKv::expand_table(int64_t row, float* cosines, float* sines) const {
 }
 
 // out [head_dim] = rotate(norm(x)).
-void RopeKv::head(const float* x, const float* norm, const float* cosines, const float* sines,
-                  float* out) const {
+void RopeKv::head(const float* x, const float* norm, const float* cosines,
+                  const float* sines, float* out) const {
   alignas(64) float normed[kMaxHeadDim];
   const int64_t d = kv.head_dim;
   if (norm != nullptr) {
@@ -93,7 +96,8 @@ void RopeKv::row(int64_t row) const {
   const float* v = k + kv.kv_heads * d;
   const int64_t position = ctx.rows.positions[static_cast<size_t>(row)];
   const int64_t sequence = ctx.rows.sequences[static_cast<size_t>(row)];
-  const auto slot = static_cast<size_t>(sequence * segments + position / kv.segment_tokens);
+  const auto slot =
+      static_cast<size_t>(sequence * segments + position / kv.segment_tokens);
   HR_CHECK(position / kv.segment_tokens < segments && slot < ctx.updates.size(),
            "a position lies in a segment of its sequence");
   auto* half = reinterpret_cast<uint16_t*>(ctx.updates[slot]);
@@ -112,9 +116,10 @@ void RopeKv::row(int64_t row) const {
 void rope_kv_cpu(const OpContext& ctx) {
   const RopeKv op(ctx);
   const int64_t cols = input_tensor(ctx, 0).cols;
-  ctx.pool.for_range(ctx.rows.rows(), row_grain(cols), [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) op.row(row);
-  });
+  ctx.pool.for_range(ctx.rows.rows(), row_grain(cols),
+                     [&](int64_t begin, int64_t end, int) {
+                       for (int64_t row = begin; row < end; ++row) op.row(row);
+                     });
 }
 
 }  // namespace headrace

@@ -28,8 +28,8 @@ void scale_weight(const float* x, float scale, const float* weight, const float*
   }
 }
 
-void rotate(const float* x, const float* cosines, const float* sines, float* out, int64_t n,
-            bool half_split) {
+void rotate(const float* x, const float* cosines, const float* sines, float* out,
+            int64_t n, bool half_split) {
   for (int64_t i = 0; i < n; ++i) {
     const int64_t partner = !half_split ? (i ^ 1) : i < n / 2 ? i + n / 2 : i - n / 2;
     out[i] = x[i] * cosines[i] + x[partner] * sines[i];
@@ -69,9 +69,12 @@ const RowOps& reference_row_ops() {
 
 const RowOps& row_ops() {
   switch (current_isa()) {
-    case Isa::kAvx512Vnni: return avx512_row_ops();
-    case Isa::kAvx2: return avx2_row_ops();
-    case Isa::kScalar: break;
+    case Isa::kAvx512Vnni:
+      return avx512_row_ops();
+    case Isa::kAvx2:
+      return avx2_row_ops();
+    case Isa::kScalar:
+      break;
   }
   return reference_row_ops();
 }

@@ -1,9 +1,12 @@
-// RowOps: the loops over one row that the small ops are made of, one table an instruction set.
+// RowOps: the loops over one row that the small ops are made of, one table an instruction
+// set.
 //
 // Promises
-//   1. Every table gives bit for bit what reference_row_ops() gives (tests/kernel/row_ops_test.cc).
+//   1. Every table gives bit for bit what reference_row_ops() gives
+//      (tests/kernel/row_ops_test.cc).
 //   2. Elementwise functions may be given the same address for `out` and for an input.
-// No function allocates or keeps a pointer. Addresses need the alignment of their type only.
+// No function allocates or keeps a pointer. Addresses need the alignment of their type
+// only.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +18,15 @@ namespace headrace {
 enum class Act : uint8_t { kSilu = 0, kGeluTanh = 1 };  // values of Attr::kAct
 
 struct RowOps {
-  // Sum of x[i]^2, i < n, in 16 lanes of double: lane l takes elements l mod 16 in ascending order
-  // by fma; then lanes l and l+8 are added, then l and l+4, +2, +1.
+  // Sum of x[i]^2, i < n, in 16 lanes of double: lane l takes elements l mod 16 in
+  // ascending order by fma; then lanes l and l+8 are added, then l and l+4, +2, +1.
   double (*sum_squares)(const float* x, int64_t n);
-  // out[i] = x[i] * scale * weight[i], left to right; then + residual[i] unless residual is null.
+  // out[i] = x[i] * scale * weight[i], left to right; then + residual[i] unless residual
+  // is null.
   void (*scale_weight)(const float* x, float scale, const float* weight,
                        const float* residual, float* out, int64_t n);
-  // out[i] = x[i] * cosines[i] + x[partner of i] * sines[i]; partner: i ^ 1 when pairs are
-  // adjacent, else i +- n/2. sines carry the sign. `out` must not be x. n is even.
+  // out[i] = x[i] * cosines[i] + x[partner of i] * sines[i]; partner: i ^ 1 when pairs
+  // are adjacent, else i +- n/2. sines carry the sign. `out` must not be x. n is even.
   void (*rotate)(const float* x, const float* cosines, const float* sines, float* out,
                  int64_t n, bool half_split);
   void (*to_half)(const float* x, uint16_t* out, int64_t n);

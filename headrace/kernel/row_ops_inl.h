@@ -1,5 +1,5 @@
-// RowOps written once over Lanes. Included by row_ops_avx2.cc and row_ops_avx512.cc, each after
-// its lanes_*.h; the steps are those of row_ops.cc and float_math.cc in every lane.
+// RowOps written once over Lanes. Included by row_ops_avx2.cc and row_ops_avx512.cc, each
+// after its lanes_*.h; the steps are those of row_ops.cc and float_math.cc in every lane.
 #pragma once
 
 #include "headrace/kernel/lanes_math.h"
@@ -41,8 +41,8 @@ void rotate_halves(const float* x, const float* partner, const float* cosines,
   });
 }
 
-void rotate(const float* x, const float* cosines, const float* sines, float* out, int64_t n,
-            bool half_split) {
+void rotate(const float* x, const float* cosines, const float* sines, float* out,
+            int64_t n, bool half_split) {
   if (half_split) {
     const int64_t h = n / 2;
     rotate_halves(x, x + h, cosines, sines, out, h);

@@ -13,9 +13,9 @@ void softcap_cpu(const OpContext& ctx) {
   constexpr int64_t kGrain = 4096;  // elements, about 2 us
   ctx.pool.for_range(active_rows(ctx, ctx.op.outputs[0]) * n, kGrain,
                      [&](int64_t begin, int64_t end, int) {
-    ops.softcap(f32_row(ctx.inputs[0], 0, n) + begin, cap,
-                f32_row(ctx.outputs[0], 0, n) + begin, end - begin);
-  });
+                       ops.softcap(f32_row(ctx.inputs[0], 0, n) + begin, cap,
+                                   f32_row(ctx.outputs[0], 0, n) + begin, end - begin);
+                     });
 }
 
 }  // namespace headrace

@@ -11,7 +11,8 @@ TEST(Add, AddsRowByRowOnEveryInstructionSetAndThreadCount) {
     IsaScope scope(isa);
     for (int threads : {1, 3}) {
       OpHarness h(OpKind::kAdd, kRows);
-      const size_t a = h.input(DType::kF32, kRows, kN), b = h.input(DType::kF32, kRows, kN);
+      const size_t a = h.input(DType::kF32, kRows, kN),
+                   b = h.input(DType::kF32, kRows, kN);
       const size_t out = h.output(DType::kF32, kRows, kN);
       fill_normal(h.f32(a), kRows * kN, 1);
       fill_normal(h.f32(b), kRows * kN, 2);

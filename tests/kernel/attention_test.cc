@@ -21,7 +21,8 @@ constexpr int64_t kSegmentTokens = 128;
 constexpr int64_t kSegments = 3;
 constexpr int64_t kSequences = 2;
 
-// kAttention over a KV filled with random values up to each sequence's length, NaN beyond.
+// kAttention over a KV filled with random values up to each sequence's length, NaN
+// beyond.
 class AttentionHarness {
  public:
   AttentionHarness(const Shape& s, int64_t max_rows, DType out_type = DType::kF32)
@@ -30,10 +31,10 @@ class AttentionHarness {
     kv = {s.kv_heads, s.head_dim, kSegmentTokens};
     slots = ops.kv_slots(kv, kSequences, kSegments, false);
     out = ops.output(out_type, max_rows, s.heads * s.head_dim);
-    ops.op.attrs = {{Attr::kHeads, s.heads},       {Attr::kKvHeads, s.kv_heads},
-                    {Attr::kHeadDim, s.head_dim},  {Attr::kScale, scale()},
-                    {Attr::kWindow, s.window},     {Attr::kSoftcap, s.softcap},
-                    {Attr::kSegments, kSegments},  {Attr::kSegmentTokens, kSegmentTokens}};
+    ops.op.attrs = {{Attr::kHeads, s.heads},      {Attr::kKvHeads, s.kv_heads},
+                    {Attr::kHeadDim, s.head_dim}, {Attr::kScale, scale()},
+                    {Attr::kWindow, s.window},    {Attr::kSoftcap, s.softcap},
+                    {Attr::kSegments, kSegments}, {Attr::kSegmentTokens, kSegmentTokens}};
     fill_normal(ops.f32(q), max_rows * s.heads * s.head_dim, 7);
   }
 
@@ -74,7 +75,8 @@ class AttentionHarness {
       for (int64_t p = first; p <= position; ++p) {
         double s = 0;
         for (int64_t i = 0; i < d; ++i) {
-          s += static_cast<double>(query[i]) * f16_to_f32(k_at(sequence, p, h / group)[i]);
+          s +=
+              static_cast<double>(query[i]) * f16_to_f32(k_at(sequence, p, h / group)[i]);
         }
         s *= scale();
         if (shape.softcap > 0) s = shape.softcap * std::tanh(s / shape.softcap);
@@ -108,15 +110,16 @@ class AttentionHarness {
 
  private:
   uint16_t* slot(int64_t sequence, int64_t position) {
-    const auto index = static_cast<size_t>(sequence * kSegments + position / kSegmentTokens);
+    const auto index =
+        static_cast<size_t>(sequence * kSegments + position / kSegmentTokens);
     return reinterpret_cast<uint16_t*>(ops.bytes(slots + index));
   }
 };
 
 const std::vector<Shape> kShapes = {
-    {9, 3, 64},          {4, 1, 256},          {8, 8, 80},         {16, 2, 128},
-    {6, 2, 64, 100},     {4, 1, 256, 64},      {2, 2, 128, 1},     {4, 2, 64, 0, 5},
-    {8, 2, 256, 70, 50}, {14, 2, 64},          {4, 2, 16},         {2, 1, 20, 65, 2},
+    {9, 3, 64},          {4, 1, 256},     {8, 8, 80},     {16, 2, 128},
+    {6, 2, 64, 100},     {4, 1, 256, 64}, {2, 2, 128, 1}, {4, 2, 64, 0, 5},
+    {8, 2, 256, 70, 50}, {14, 2, 64},     {4, 2, 16},     {2, 1, 20, 65, 2},
     {3, 1, 512},         {70, 1, 32},
 };
 
@@ -147,7 +150,8 @@ TEST(Attention, AgreesWithPlainDoublePrecisionOnEveryShape) {
       const auto want = h.expected(row, step.sequences[r], step.positions[r]);
       for (int64_t i = 0; i < n; ++i) {
         ASSERT_NEAR(h.ops.f32(h.out)[row * n + i], want[i], 2e-6)
-            << "heads " << s.heads << " dim " << s.head_dim << " row " << row << " el " << i;
+            << "heads " << s.heads << " dim " << s.head_dim << " row " << row << " el "
+            << i;
       }
     }
   }
@@ -183,7 +187,8 @@ TEST(Attention, ARowAloneEqualsTheRowInAChunk) {
       AttentionHarness alone(s, 1);
       fill_ragged(alone);
       const auto q = h.ops.floats(h.q, step.rows(), s.heads * s.head_dim);
-      for (size_t row : {size_t{0}, size_t{3}, size_t{5}, size_t{6}, size_t{40}, size_t{75}}) {
+      for (size_t row :
+           {size_t{0}, size_t{3}, size_t{5}, size_t{6}, size_t{40}, size_t{75}}) {
         alone.copy_q(static_cast<int64_t>(row), 0, q);
         alone.ops.run(step_of(1, step.positions[row], step.sequences[row]), 2);
         ASSERT_EQ(alone.row_bits(0), h.row_bits(static_cast<int64_t>(row)))
@@ -252,7 +257,8 @@ TEST(Attention, TheSegmentSizeDoesNotMatter) {
   std::memcpy(small.f32(q), h.ops.f32(h.q), 256 * 4);
   for (int64_t p = 0; p < 300; ++p) {
     for (int64_t g = 0; g < 2; ++g) {
-      auto* slot = reinterpret_cast<uint16_t*>(small.bytes(slots + static_cast<size_t>(p / 64)));
+      auto* slot =
+          reinterpret_cast<uint16_t*>(small.bytes(slots + static_cast<size_t>(p / 64)));
       std::memcpy(slot + kv.k_offset(g, p % 64), h.k_at(0, p, g), 128);
       std::memcpy(slot + kv.v_offset(g, p % 64), h.v_at(0, p, g), 128);
     }
@@ -263,7 +269,8 @@ TEST(Attention, TheSegmentSizeDoesNotMatter) {
 
 TEST(Attention, AnActQ8OutputIsTheF32OutputQuantised) {
   const Shape s{9, 3, 64};
-  const StepRows step = ragged_step();
+  StepRows step = ragged_step();
+  append(step, step_of(200, 0, 1));  // more rows than are held as f32 at a time
   for (Isa isa : all_isas()) {
     IsaScope scope(isa);
     AttentionHarness plain(s, step.rows()), fused(s, step.rows(), DType::kActQ8);
@@ -275,9 +282,8 @@ TEST(Attention, AnActQ8OutputIsTheF32OutputQuantised) {
     for (int64_t row = 0; row < step.rows(); ++row) {
       Buffer want(row_bytes(DType::kActQ8, n));
       quantize_row(plain.ops.f32(plain.out) + row * n, n, want.data());
-      ASSERT_EQ(fused.row_bits(row),
-                std::string(reinterpret_cast<char*>(want.data()),
-                            static_cast<size_t>(want.bytes())));
+      ASSERT_EQ(fused.row_bits(row), std::string(reinterpret_cast<char*>(want.data()),
+                                                 static_cast<size_t>(want.bytes())));
     }
   }
 }

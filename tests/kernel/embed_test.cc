@@ -55,7 +55,8 @@ TEST(Embed, TakesEachRowFromItsPageRoundedSupersetWhenGathered) {
   const auto source = table();
   const size_t gathered = h.input(DType::kF16, kVocab, kCols, Role::kGathered);
   Tensor& tensor = h.graph.tensors[gathered];
-  tensor.source = {0, 4096 * 3 + 32 * 125 + 2, kVocab * kCols * 2};  // a row crosses a page
+  tensor.source = {0, 4096 * 3 + 32 * 125 + 2,
+                   kVocab * kCols * 2};  // a row crosses a page
   tensor.bytes = 3 * gathered_row_stride(tensor);
   h.buffers[gathered] = Buffer(tensor.bytes);
   const StepRows step = tokens({7, 0, 49});

@@ -31,7 +31,8 @@ TEST(GatedAct, IsActOfTheFirstHalfTimesTheSecond) {
         const double g = t.h.f32(t.x)[row * 2 * kN + i];
         const double up = t.h.f32(t.x)[row * 2 * kN + kN + i];
         const double u = std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
-        const double a = act == Act::kSilu ? g / (1 + std::exp(-g)) : g / 2 * (1 + std::tanh(u));
+        const double a =
+            act == Act::kSilu ? g / (1 + std::exp(-g)) : g / 2 * (1 + std::tanh(u));
         ASSERT_NEAR(t.h.f32(t.out)[row * kN + i], a * up, 1e-5);
       }
     }
@@ -53,7 +54,8 @@ TEST(GatedAct, IsTheSameOnEveryInstructionSetAndThreadCountFusedOrNot) {
           const Bytes stride = row_bytes(DType::kActQ8, kN);
           Buffer rows(kRows * stride);
           for (int64_t row = 0; row < kRows; ++row) {
-            quantize_row(plain.h.f32(plain.out) + row * kN, kN, rows.data() + row * stride);
+            quantize_row(plain.h.f32(plain.out) + row * kN, kN,
+                         rows.data() + row * stride);
           }
           want_fused.assign(reinterpret_cast<char*>(rows.data()),
                             static_cast<size_t>(rows.bytes()));

@@ -8,7 +8,8 @@ namespace headrace {
 namespace {
 
 TEST(KvLayout, EveryRowHasAPlaceOfItsOwnInsideTheSlot) {
-  for (const KvLayout kv : {KvLayout{3, 64, 128}, KvLayout{1, 20, 64}, KvLayout{2, 80, 192}}) {
+  for (const KvLayout kv :
+       {KvLayout{3, 64, 128}, KvLayout{1, 20, 64}, KvLayout{2, 80, 192}}) {
     const int64_t padded = padded_head_dim(kv.head_dim);
     std::set<int64_t> starts;
     for (int64_t g = 0; g < kv.kv_heads; ++g) {

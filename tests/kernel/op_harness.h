@@ -1,7 +1,8 @@
 // OpHarness: one op, its operands and an OpContext, for kernel tests.
 //
 // Buffers are kLine-aligned and of exactly the size the Graph states, so that the address
-// sanitizer sees a step beyond. Outputs, workspace and KV start filled with 0xFF (NaN patterns).
+// sanitizer sees a step beyond. Outputs, workspace and KV start filled with 0xFF (NaN
+// patterns).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -55,7 +56,8 @@ class OpHarness {
     return buffers.size() - 1;
   }
   void absent_input() { op.inputs.emplace_back(); }
-  // Adds every KV slot, sequence-major, as inputs or as updates; returns the first's number.
+  // Adds every KV slot, sequence-major, as inputs or as updates; returns the first's
+  // number.
   size_t kv_slots(const KvLayout& kv, int64_t sequences, int64_t segments, bool update) {
     const size_t first = buffers.size();
     for (int64_t i = 0; i < sequences * segments; ++i) {
@@ -98,8 +100,14 @@ class OpHarness {
     const std::vector<const std::byte*> const_inputs(inputs.begin(), inputs.end());
     const KernelFn kernel = find_kernel(op.kind, DeviceKind::kCpu);
     ASSERT_NE(kernel, nullptr);
-    kernel(OpContext{graph, op, const_inputs, outputs, updates,
-                     {workspace.data(), static_cast<size_t>(workspace.bytes())}, rows, pool});
+    kernel(OpContext{graph,
+                     op,
+                     const_inputs,
+                     outputs,
+                     updates,
+                     {workspace.data(), static_cast<size_t>(workspace.bytes())},
+                     rows,
+                     pool});
   }
 
   Graph graph;
@@ -134,8 +142,10 @@ inline StepRows step_of(int64_t rows, int64_t position = 0, int32_t sequence = 0
 // Appends the rows of `more` to `step`.
 inline void append(StepRows& step, const StepRows& more) {
   step.tokens.insert(step.tokens.end(), more.tokens.begin(), more.tokens.end());
-  step.sequences.insert(step.sequences.end(), more.sequences.begin(), more.sequences.end());
-  step.positions.insert(step.positions.end(), more.positions.begin(), more.positions.end());
+  step.sequences.insert(step.sequences.end(), more.sequences.begin(),
+                        more.sequences.end());
+  step.positions.insert(step.positions.end(), more.positions.begin(),
+                        more.positions.end());
 }
 
 // Normally distributed values, the same for the same seed.

@@ -22,7 +22,8 @@ struct NormCase {
 
 class NormHarness {
  public:
-  explicit NormHarness(const NormCase& c, int64_t rows) : h(OpKind::kRmsNorm, rows), n(c.n) {
+  explicit NormHarness(const NormCase& c, int64_t rows)
+      : h(OpKind::kRmsNorm, rows), n(c.n) {
     x = h.input(DType::kF32, rows, n);
     weight = h.input(c.weight, 1, n, Role::kWeight);
     residual = c.residual ? h.input(DType::kF32, rows, n) : 0;
@@ -114,7 +115,8 @@ TEST(RmsNorm, AnActQ8OutputIsTheF32OutputQuantised) {
       Buffer want(stride);
       quantize_row(plain.h.f32(plain.out) + row * c.n, c.n, want.data());
       ASSERT_EQ(std::memcmp(fused.h.bytes(fused.out) + row * stride, want.data(),
-                            static_cast<size_t>(stride)), 0);
+                            static_cast<size_t>(stride)),
+                0);
     }
   }
 }

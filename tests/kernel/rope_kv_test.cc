@@ -14,9 +14,9 @@ struct RopeCase {
 };
 
 const RopeCase kCases[] = {
-    {9, 3, 64, 64, false, false},      {4, 1, 256, 256, true, true, true},
-    {8, 8, 80, 80, true, false},       {16, 2, 128, 128, true, true},
-    {4, 2, 128, 64, true, false},      {4, 2, 64, 32, false, true},
+    {9, 3, 64, 64, false, false}, {4, 1, 256, 256, true, true, true},
+    {8, 8, 80, 80, true, false},  {16, 2, 128, 128, true, true},
+    {4, 2, 128, 64, true, false}, {4, 2, 64, 32, false, true},
     {2, 1, 20, 12, false, false},
 };
 
@@ -170,8 +170,8 @@ TEST(RopeKv, IsTheSameOnEveryInstructionSetAndThreadCount) {
   }
 }
 
-// Rope and attention of rows [begin, end) of a sequence whose qkv and table are given, on KV
-// slots that `rope` holds; returns the output rows.
+// Rope and attention of rows [begin, end) of a sequence whose qkv and table are given, on
+// KV slots that `rope` holds; returns the output rows.
 std::string step_through(RopeHarness& rope, const std::vector<float>& qkv,
                          const std::vector<float>& table, int64_t begin, int64_t end) {
   const RopeCase& c = rope.shape;

@@ -26,11 +26,26 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
 }
 
-// Normal values of many magnitudes, with the odd ones (zeros, subnormals, infinities) among them.
+// Normal values of many magnitudes, with the odd ones (zeros, subnormals, infinities)
+// among them.
 std::vector<float> odd_values(int64_t n, uint32_t seed) {
   auto values = normal_values(n, seed, 3);
-  const float special[] = {0.0f,  -0.0f, 1e-40f,  -1e-40f, 1e-20f, 88.0f, -88.0f, 0.625f,
-                           -0.625f, 1e4f, -1e4f, 65504.0f, 65519.0f, 65520.0f, 6e-8f, 2e-8f,
+  const float special[] = {0.0f,
+                           -0.0f,
+                           1e-40f,
+                           -1e-40f,
+                           1e-20f,
+                           88.0f,
+                           -88.0f,
+                           0.625f,
+                           -0.625f,
+                           1e4f,
+                           -1e4f,
+                           65504.0f,
+                           65519.0f,
+                           65520.0f,
+                           6e-8f,
+                           2e-8f,
                            std::numeric_limits<float>::infinity(),
                            -std::numeric_limits<float>::infinity()};
   std::mt19937 random(seed);
@@ -54,7 +69,8 @@ TEST(RowOps, EveryTableGivesTheBitsOfTheReference) {
         EXPECT_TRUE(same_bits(want, got)) << what << " n " << n;
       };
       EXPECT_EQ(std::bit_cast<uint64_t>(ref.sum_squares(normal.data(), n)),
-                std::bit_cast<uint64_t>(ops->sum_squares(normal.data(), n))) << n;
+                std::bit_cast<uint64_t>(ops->sum_squares(normal.data(), n)))
+          << n;
       for (const float* residual : {static_cast<const float*>(nullptr), y.data()}) {
         ref.scale_weight(normal.data(), 0.37f, weight.data(), residual, want.data(), n);
         ops->scale_weight(normal.data(), 0.37f, weight.data(), residual, got.data(), n);
@@ -63,7 +79,8 @@ TEST(RowOps, EveryTableGivesTheBitsOfTheReference) {
       for (Act act : {Act::kSilu, Act::kGeluTanh}) {
         ref.gated(x.data(), weight.data(), want.data(), n, act);
         ops->gated(x.data(), weight.data(), got.data(), n, act);
-        for (size_t i = 0; i < size; ++i) {  // a NaN (of -inf) is a NaN, whatever its sign
+        for (size_t i = 0; i < size;
+             ++i) {  // a NaN (of -inf) is a NaN, whatever its sign
           if (std::isnan(want[i]) && std::isnan(got[i])) got[i] = want[i];
         }
         check("gated");
