@@ -21,8 +21,8 @@ Result<Arena> Arena::create(Bytes bytes) {
   // One huge page more than asked for, then both ends are cut: mmap aligns to 4 KiB only.
   // No MAP_NORESERVE: a system that knows it cannot back the mapping must say so here.
   const size_t mapped = static_cast<size_t>(bytes + kHugePage);
-  void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                   -1, 0);
+  void* raw =
+      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED)
     return error(Code::kDoesNotFit, "arena of %s: mmap: %s", human_bytes(bytes).c_str(),
                  std::strerror(errno));
@@ -38,7 +38,8 @@ Result<Arena> Arena::create(Bytes bytes) {
 }
 
 Arena::Arena(Arena&& other) noexcept
-    : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : base_(std::exchange(other.base_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(base_, other.base_);

@@ -1,16 +1,17 @@
-// Arena: the device memory of a CPU box. One anonymous mapping of a fixed size; every extent
-// of a Program is a range of it.
+// Arena: the device memory of a CPU box. One anonymous mapping of a fixed size; every
+// extent of a Program is a range of it.
 //
 // Promises
 //   1. The mapping starts on a huge page (2 MiB), huge pages are advised, its size is the
 //      size asked for rounded up to 4 KiB; nothing is allocated after create().
-//   2. Untouched ranges cost no memory, in steps of a huge page; touch() commits a range ahead
-//      of use. A file tier that registers the arena commits all of it (describe() says so).
-//      What is resident never exceeds bytes(): the budget holds the whole arena anyway.
+//   2. Untouched ranges cost no memory, in steps of a huge page; touch() commits a range
+//      ahead of use. A file tier that registers the arena commits all of it (describe()
+//      says so). What is resident never exceeds bytes(): the budget holds the whole arena
+//      anyway.
 //   3. at() checks its range in every build.
 //   4. Fresh bytes are zero.
-// Thread-safe but for moves: an Arena is a pair of numbers; who writes which range when is
-// the Program's business.
+// Thread-safe but for moves: an Arena is a pair of numbers; who writes which range when
+// is the Program's business.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +34,8 @@ class Arena {
   std::byte* base() const { return base_; }
   // The range [offset, offset + bytes); aborts when it is not inside the arena.
   std::span<std::byte> at(Bytes offset, Bytes bytes) const;
-  // Commits every page that the range touches, so that page faults are paid now; the bytes
-  // keep their values. Aborts when the range is not inside the arena.
+  // Commits every page that the range touches, so that page faults are paid now; the
+  // bytes keep their values. Aborts when the range is not inside the arena.
   void touch(Bytes offset, Bytes bytes);
 
  private:

@@ -13,8 +13,8 @@ class Clock {
   virtual void sleep_until(Nanos time) = 0;
 };
 
-// CLOCK_MONOTONIC. Sleeping may overshoot by the timer slack (about 60 us); waits shorter than
-// that are spun. Thread-safe; lives for ever.
+// CLOCK_MONOTONIC. Sleeping may overshoot by the timer slack (about 60 us); waits shorter
+// than that are spun. Thread-safe; lives for ever.
 Clock& real_clock();
 
 // Stands still until told. sleep_until() moves it: a sleeper is alone. Not thread-safe.

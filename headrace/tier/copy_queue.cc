@@ -73,7 +73,8 @@ Result<std::unique_ptr<CopyQueue>> CopyQueue::create(int capacity, bool worker) 
   if (capacity < 1) return error(Code::kUsage, "a copy queue of %d copies", capacity);
   auto state = std::make_unique<State>(capacity);
   if (worker) {
-    const int rc = start_small_thread(&State::main_of_thread, state.get(), &state->thread);
+    const int rc =
+        start_small_thread(&State::main_of_thread, state.get(), &state->thread);
     if (rc != 0) return error(Code::kIo, "copy thread: %s", std::strerror(rc));
     state->has_worker = true;
   }

@@ -1,8 +1,9 @@
-// CopyQueue: copies between two places of memory, in the background, first come first served.
+// CopyQueue: copies between two places of memory, in the background, first come first
+// served.
 //
-// Copy number n (1, 2, ...) is finished when all before it are, so one counter says what is
-// done. With a worker the copies run on a thread of the queue; without one they run in poll()
-// (a piece at a time) and wait(), on the caller's thread.
+// Copy number n (1, 2, ...) is finished when all before it are, so one counter says what
+// is done. With a worker the copies run on a thread of the queue; without one they run in
+// poll() (a piece at a time) and wait(), on the caller's thread.
 //
 // Promises
 //   1. Nothing is allocated after create().
@@ -27,8 +28,8 @@ class CopyQueue {
   CopyQueue(const CopyQueue&) = delete;
   CopyQueue& operator=(const CopyQueue&) = delete;
 
-  // Queues a copy of `bytes` bytes (the ranges must not overlap) and returns its number. When
-  // the queue is full it waits for the oldest copy.
+  // Queues a copy of `bytes` bytes (the ranges must not overlap) and returns its number.
+  // When the queue is full it waits for the oldest copy.
   uint64_t push(std::byte* to, const std::byte* from, Bytes bytes);
   // Without a worker: copies up to 256 KiB. Never blocks.
   void poll();

@@ -18,16 +18,17 @@ struct Booked {
 
 class EmulatedTier final : public Tier {
  public:
-  EmulatedTier(std::unique_ptr<Tier> inner, std::shared_ptr<EmulatedLink> link, int tickets)
+  EmulatedTier(std::unique_ptr<Tier> inner, std::shared_ptr<EmulatedLink> link,
+               int tickets)
       : inner_(std::move(inner)), link_(std::move(link)), table_(tickets) {
     const LinkModel& model = link_->model();
     description_ = inner_->describe();
     description_.kind = "emulated";
-    description_.method =
-        text_of("%s/s, %lld ns, %s, over %s (%s)",
-                human_bytes(static_cast<Bytes>(model.bytes_per_s)).c_str(),
-                static_cast<long long>(model.latency_ns), model.duplex ? "duplex" : "shared",
-                inner_->describe().kind.c_str(), inner_->describe().method.c_str());
+    description_.method = text_of(
+        "%s/s, %lld ns, %s, over %s (%s)",
+        human_bytes(static_cast<Bytes>(model.bytes_per_s)).c_str(),
+        static_cast<long long>(model.latency_ns), model.duplex ? "duplex" : "shared",
+        inner_->describe().kind.c_str(), inner_->describe().method.c_str());
     description_.memory_bytes += table_.memory_bytes();
   }
 
@@ -100,10 +101,12 @@ Result<std::unique_ptr<Tier>> open_emulated_tier(std::unique_ptr<Tier> inner,
                                                  std::shared_ptr<EmulatedLink> link,
                                                  int max_tickets) {
   const LinkModel& model = link->model();
-  if (!(model.bytes_per_s > 0) || !std::isfinite(model.bytes_per_s) || model.latency_ns < 0)
-    return error(Code::kUsage, "emulated link of %g bytes/s and %lld ns", model.bytes_per_s,
-                 static_cast<long long>(model.latency_ns));
-  if (max_tickets < 1) return error(Code::kUsage, "emulated tier: %d tickets", max_tickets);
+  if (!(model.bytes_per_s > 0) || !std::isfinite(model.bytes_per_s) ||
+      model.latency_ns < 0)
+    return error(Code::kUsage, "emulated link of %g bytes/s and %lld ns",
+                 model.bytes_per_s, static_cast<long long>(model.latency_ns));
+  if (max_tickets < 1)
+    return error(Code::kUsage, "emulated tier: %d tickets", max_tickets);
   return std::unique_ptr<Tier>(
       std::make_unique<EmulatedTier>(std::move(inner), std::move(link), max_tickets));
 }

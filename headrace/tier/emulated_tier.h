@@ -1,14 +1,14 @@
-// Emulated tier: any tier behind a link of a set bandwidth and latency. With a host tier inside
-// it stands for a slower memory, with a file tier inside for a slower disk; the emulated device
-// of every test configuration is one of these.
+// Emulated tier: any tier behind a link of a set bandwidth and latency. With a host tier
+// inside it stands for a slower memory, with a file tier inside for a slower disk; the
+// emulated device of every test configuration is one of these.
 //
 // The model: a link carries one transfer at a time, in the order of submission, at
-// `bytes_per_s`; a transfer is complete `latency_ns` after its last byte left, and latencies
-// overlap. A duplex link carries loads and stores independently, a shared one does not. Tiers
-// that are given the same EmulatedLink share it.
+// `bytes_per_s`; a transfer is complete `latency_ns` after its last byte left, and
+// latencies overlap. A duplex link carries loads and stores independently, a shared one
+// does not. Tiers that are given the same EmulatedLink share it.
 //
-// A transfer is done when its bytes have been copied *and* the clock has passed its modelled
-// end; the inner tier must be faster than the model for the model to be exact.
+// A transfer is done when its bytes have been copied *and* the clock has passed its
+// modelled end; the inner tier must be faster than the model for the model to be exact.
 #pragma once
 
 #include <memory>
@@ -42,8 +42,8 @@ class EmulatedLink {
   Nanos free_at_[2] = {0, 0};  // loads, stores; a shared link uses the first alone
 };
 
-// Puts `inner` behind `link`. `max_tickets`: unwaited transfers, see TicketTable. kUsage when
-// the model has no bandwidth or a negative latency, or max_tickets is below 1.
+// Puts `inner` behind `link`. `max_tickets`: unwaited transfers, see TicketTable. kUsage
+// when the model has no bandwidth or a negative latency, or max_tickets is below 1.
 Result<std::unique_ptr<Tier>> open_emulated_tier(std::unique_ptr<Tier> inner,
                                                  std::shared_ptr<EmulatedLink> link,
                                                  int max_tickets = 256);

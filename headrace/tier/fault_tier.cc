@@ -92,9 +92,9 @@ class FaultTier final : public Tier {
       HR_TRY(old->status);
     }
     ++transfers_;
-    const bool doomed = plan_.fail_at > 0 && (plan_.fail_for_ever
-                                                  ? transfers_ >= plan_.fail_at
-                                                  : transfers_ == plan_.fail_at);
+    const bool doomed =
+        plan_.fail_at > 0 &&
+        (plan_.fail_for_ever ? transfers_ >= plan_.fail_at : transfers_ == plan_.fail_at);
     if (doomed && plan_.fail_at_submit) return failure(store, extent);
     if (plan_.poison && !store) std::memset(memory.data(), 0xff, memory.size());
     Held& held = table_.take();
@@ -104,16 +104,17 @@ class FaultTier final : public Tier {
     held.data = memory.data();
     held.polls_left = plan_.delay_polls;
     if (plan_.reorder_polls > 0)
-      held.polls_left += static_cast<int>(
-          random(static_cast<uint64_t>(plan_.reorder_polls) + 1));
+      held.polls_left +=
+          static_cast<int>(random(static_cast<uint64_t>(plan_.reorder_polls) + 1));
     return Ticket{table_.last()};
   }
 
   Status failure(bool store, const TierExtent& extent) const {
-    return error(Code::kIo, "injected: object %d: %s of %lld bytes at %lld: %s (errno %d)",
-                 extent.object, store ? "write" : "read",
-                 static_cast<long long>(extent.bytes), static_cast<long long>(extent.offset),
-                 std::strerror(plan_.error_number), plan_.error_number);
+    return error(
+        Code::kIo, "injected: object %d: %s of %lld bytes at %lld: %s (errno %d)",
+        extent.object, store ? "write" : "read", static_cast<long long>(extent.bytes),
+        static_cast<long long>(extent.offset), std::strerror(plan_.error_number),
+        plan_.error_number);
   }
 
   void start(Held& held) {
@@ -154,7 +155,8 @@ class FaultTier final : public Tier {
 
 }  // namespace
 
-std::unique_ptr<Tier> make_fault_tier(std::unique_ptr<Tier> inner, const FaultPlan& plan) {
+std::unique_ptr<Tier> make_fault_tier(std::unique_ptr<Tier> inner,
+                                      const FaultPlan& plan) {
   return std::make_unique<FaultTier>(std::move(inner), plan);
 }
 

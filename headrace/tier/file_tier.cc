@@ -23,12 +23,12 @@ struct Transfer {
   bool store = false;
   bool done = false;
   int32_t object = 0;
-  int in_flight = 0;    // chunks in the backend
-  Bytes offset = 0;     // in the file
+  int in_flight = 0;  // chunks in the backend
+  Bytes offset = 0;   // in the file
   Bytes bytes = 0;
-  Bytes issued = 0;     // the first part given to the backend
+  Bytes issued = 0;  // the first part given to the backend
   std::byte* data = nullptr;
-  Status status;        // of the first chunk that failed
+  Status status;  // of the first chunk that failed
 };
 
 struct Chunk {
@@ -87,13 +87,14 @@ class FileTierImpl final : public FileTier {
   TierDescription description_;
   TierCounters counters_;
   TicketTable<Transfer> transfers_;
-  std::vector<Chunk> chunks_;    // by tag
-  std::vector<uint32_t> free_;   // tags not in use
-  uint64_t next_ = 1;            // the first ticket that may have unissued bytes
-  uint64_t next_small_ = 1;      // the first ticket that may be small and unissued
+  std::vector<Chunk> chunks_;   // by tag
+  std::vector<uint32_t> free_;  // tags not in use
+  uint64_t next_ = 1;           // the first ticket that may have unissued bytes
+  uint64_t next_small_ = 1;     // the first ticket that may be small and unissued
 };
 
-FileTierImpl::FileTierImpl(std::vector<OpenFile> files, std::unique_ptr<IoBackend> backend,
+FileTierImpl::FileTierImpl(std::vector<OpenFile> files,
+                           std::unique_ptr<IoBackend> backend,
                            const FileTierOptions& options, TierDescription description)
     : files_(std::move(files)),
       backend_(std::move(backend)),
@@ -107,7 +108,8 @@ FileTierImpl::FileTierImpl(std::vector<OpenFile> files, std::unique_ptr<IoBacken
   for (const OpenFile& file : files_)
     if (file.direct()) granule_ = kPage;
   free_.reserve(chunks_.size());
-  for (size_t tag = chunks_.size(); tag-- > 0;) free_.push_back(static_cast<uint32_t>(tag));
+  for (size_t tag = chunks_.size(); tag-- > 0;)
+    free_.push_back(static_cast<uint32_t>(tag));
   description_.memory_bytes =
       backend_->memory_bytes() + transfers_.memory_bytes() +
       static_cast<Bytes>(chunks_.size() * (sizeof(Chunk) + sizeof(uint32_t)));
@@ -130,22 +132,23 @@ Status FileTierImpl::check(bool store, const TierExtent& extent,
   const auto at = static_cast<long long>(extent.offset);
   const auto n = static_cast<long long>(extent.bytes);
   if (extent.object < 0 || static_cast<size_t>(extent.object) >= files_.size())
-    return error(Code::kUsage, "file tier: object %d of %zu", extent.object, files_.size());
+    return error(Code::kUsage, "file tier: object %d of %zu", extent.object,
+                 files_.size());
   const OpenFile& file = files_[static_cast<size_t>(extent.object)];
   const char* path = file.path().c_str();
   if (store && access_ == FileAccess::kRead)
     return error(Code::kUnsupported, "%s: store to a file opened for reading", path);
   if (extent.bytes != static_cast<Bytes>(memory.size()))
-    return error(Code::kUsage, "%s: extent of %lld bytes for %zu bytes of memory", path, n,
-                 memory.size());
+    return error(Code::kUsage, "%s: extent of %lld bytes for %zu bytes of memory", path,
+                 n, memory.size());
   const auto address = static_cast<Bytes>(reinterpret_cast<uintptr_t>(memory.data()));
   if (extent.offset < 0 || ((extent.offset | extent.bytes | address) & (kPage - 1)) != 0)
-    return error(Code::kUsage, "%s: %lld bytes at %lld to address %p: not on 4 KiB", path, n,
-                 at, static_cast<const void*>(memory.data()));
+    return error(Code::kUsage, "%s: %lld bytes at %lld to address %p: not on 4 KiB", path,
+                 n, at, static_cast<const void*>(memory.data()));
   const Bytes limit = store ? file.bytes() : round_up(file.bytes(), kPage);
   if (extent.bytes > limit || extent.offset > limit - extent.bytes)
-    return error(Code::kIo, "%s: %lld bytes at %lld: the file has only %lld bytes", path, n,
-                 at, static_cast<long long>(file.bytes()));
+    return error(Code::kIo, "%s: %lld bytes at %lld: the file has only %lld bytes", path,
+                 n, at, static_cast<long long>(file.bytes()));
   return Status();
 }
 
@@ -171,8 +174,8 @@ Result<Ticket> FileTierImpl::begin(bool store, const TierExtent& extent,
   return Ticket{transfers_.last()};
 }
 
-// Gives the backend what there is room for: small transfers first, then chunks of the oldest
-// tickets.
+// Gives the backend what there is room for: small transfers first, then chunks of the
+// oldest tickets.
 void FileTierImpl::pump() {
   const bool small = issue_small();
   if (issue_chunks() || small) backend_->flush();
@@ -263,8 +266,8 @@ void FileTierImpl::complete(const IoCompletion& completion) {
 void FileTierImpl::moved(uint32_t tag, Transfer& transfer, Bytes bytes) {
   Chunk& chunk = chunks_[tag];
   const OpenFile& file = files_[static_cast<size_t>(transfer.object)];
-  const Bytes real = transfer.store ? chunk.bytes
-                                    : std::min(chunk.bytes, file.bytes() - chunk.offset);
+  const Bytes real =
+      transfer.store ? chunk.bytes : std::min(chunk.bytes, file.bytes() - chunk.offset);
   if (bytes >= real) {
     if (real < chunk.bytes)
       std::memset(chunk.data + real, 0, static_cast<size_t>(chunk.bytes - real));
@@ -370,12 +373,14 @@ Result<std::unique_ptr<IoBackend>> choose_backend(const std::vector<OpenFile>& f
   bool direct = true;
   for (const OpenFile& file : files) {
     if (file.direct()) continue;
-    if (options.method == FileMethod::kUring || options.method == FileMethod::kPreadDirect)
+    if (options.method == FileMethod::kUring ||
+        options.method == FileMethod::kPreadDirect)
       return error(Code::kUnsupported, "%s: direct I/O: %s", file.path().c_str(),
                    file.why_buffered().c_str());
     if (direct && options.method == FileMethod::kBest)
-      add_notice(&about->notice, text_of("%s is read through the page cache: %s",
-                                         file.path().c_str(), file.why_buffered().c_str()));
+      add_notice(&about->notice,
+                 text_of("%s is read through the page cache: %s", file.path().c_str(),
+                         file.why_buffered().c_str()));
     direct = false;
   }
   if (direct && (options.method == FileMethod::kBest || forced)) {
@@ -391,8 +396,9 @@ Result<std::unique_ptr<IoBackend>> choose_backend(const std::vector<OpenFile>& f
       return std::move(made->backend);
     }
     if (forced) return made.status();
-    add_notice(&about->notice, text_of("a pool of %d threads reads instead of io_uring (%s)",
-                                       options.pool_threads, made.status().message().c_str()));
+    add_notice(&about->notice,
+               text_of("a pool of %d threads reads instead of io_uring (%s)",
+                       options.pool_threads, made.status().message().c_str()));
   }
   about->method = direct ? "pread pool + O_DIRECT" : "pread pool (page cache)";
   return make_pread_backend(options.pool_threads, options.queue_depth + kSmallSlots);

@@ -16,8 +16,8 @@ Result<std::unique_ptr<MappedTier>> open_host_tier(const std::vector<Bytes>& obj
   void* base = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED)
-    return error(Code::kDoesNotFit, "host tier of %s: mmap: %s", human_bytes(bytes).c_str(),
-                 std::strerror(errno));
+    return error(Code::kDoesNotFit, "host tier of %s: mmap: %s",
+                 human_bytes(bytes).c_str(), std::strerror(errno));
   Mapping mapping(base, bytes);
   (void)madvise(base, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   TierDescription about;

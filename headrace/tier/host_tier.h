@@ -10,9 +10,9 @@
 
 namespace headrace {
 
-// A tier with one object of each of the sizes `objects`, zero when fresh. Its memory counts
-// like the arena's (describe().memory_bytes holds all of it); pages are committed when first
-// written. kDoesNotFit when the system refuses the mapping.
+// A tier with one object of each of the sizes `objects`, zero when fresh. Its memory
+// counts like the arena's (describe().memory_bytes holds all of it); pages are committed
+// when first written. kDoesNotFit when the system refuses the mapping.
 Result<std::unique_ptr<MappedTier>> open_host_tier(const std::vector<Bytes>& objects,
                                                    const MappedOptions& options = {});
 

@@ -34,7 +34,8 @@ class Uring final : public IoBackend {
       const int n = io_uring_submit(&ring_);
       if (n == -EINTR) continue;
       if (n < 0) {
-        HR_CHECK(n == -EAGAIN || n == -EBUSY, "io_uring_enter refused a valid submission");
+        HR_CHECK(n == -EAGAIN || n == -EBUSY,
+                 "io_uring_enter refused a valid submission");
         return;
       }
     }
@@ -75,8 +76,8 @@ class Uring final : public IoBackend {
       io_uring_prep_read(sqe, r.fd, r.data, bytes, offset);
   }
 
-  // The registered piece that holds the whole request, or -1: a request across two pieces or
-  // outside all of them is an ordinary one.
+  // The registered piece that holds the whole request, or -1: a request across two pieces
+  // or outside all of them is an ordinary one.
   int piece_of(const IoRequest& r) const {
     const auto base = reinterpret_cast<uintptr_t>(registered_.data());
     const auto address = reinterpret_cast<uintptr_t>(r.data);
@@ -135,8 +136,7 @@ Result<UringBackend> Uring::create(const UringSetup& setup) {
     if (rc < 0)
       made.notice = text_of("%s of buffers could not be registered with io_uring (%s%s)",
                             human_bytes(static_cast<Bytes>(setup.buffers.size())).c_str(),
-                            std::strerror(-rc),
-                            rc == -ENOMEM ? "; see ulimit -l" : "");
+                            std::strerror(-rc), rc == -ENOMEM ? "; see ulimit -l" : "");
   }
   made.backend = std::move(uring);
   return made;

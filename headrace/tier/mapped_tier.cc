@@ -7,7 +7,8 @@
 namespace headrace {
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : base_(std::exchange(other.base_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(base_, other.base_);
@@ -69,7 +70,8 @@ Result<std::span<std::byte>> MappedTier::direct(const TierExtent& extent) const 
 Result<std::span<std::byte>> MappedTier::checked(const TierExtent& extent,
                                                  size_t memory) const {
   if (extent.bytes != static_cast<Bytes>(memory))
-    return error(Code::kUsage, "%s tier: object %d: extent of %lld bytes for %zu of memory",
+    return error(Code::kUsage,
+                 "%s tier: object %d: extent of %lld bytes for %zu of memory",
                  description_.kind.c_str(), extent.object,
                  static_cast<long long>(extent.bytes), memory);
   return direct(extent);

@@ -1,8 +1,8 @@
-// MappedTier: a tier whose objects are memory that this process can address. The host tier
-// and the remote tier are mapped tiers; they differ in where the memory comes from.
+// MappedTier: a tier whose objects are memory that this process can address. The host
+// tier and the remote tier are mapped tiers; they differ in where the memory comes from.
 //
-// Objects lie in one mapping, in order, each on a 4 KiB boundary. Transfers are memcpy on a
-// thread of the tier (or inline, see MappedOptions), first come first served.
+// Objects lie in one mapping, in order, each on a 4 KiB boundary. Transfers are memcpy on
+// a thread of the tier (or inline, see MappedOptions), first come first served.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,8 @@ struct MappedOptions {
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(void* base, Bytes bytes) : base_(static_cast<std::byte*>(base)), bytes_(bytes) {}
+  Mapping(void* base, Bytes bytes)
+      : base_(static_cast<std::byte*>(base)), bytes_(bytes) {}
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
   ~Mapping();
@@ -47,8 +48,8 @@ class MappedTier final : public Tier {
                                                     const std::vector<Bytes>& objects,
                                                     const MappedOptions& options,
                                                     TierDescription description);
-  // The bytes of mapping that objects of these sizes need; kUsage when one is negative or the
-  // sum overflows.
+  // The bytes of mapping that objects of these sizes need; kUsage when one is negative or
+  // the sum overflows.
   static Result<Bytes> layout(const std::vector<Bytes>& objects);
 
   const TierDescription& describe() const override { return description_; }
@@ -59,12 +60,13 @@ class MappedTier final : public Tier {
   bool done(Ticket ticket) override;
   Status wait(Ticket ticket) override;
 
-  // The memory of an extent itself: no copy, valid while the tier lives. A transfer that is
-  // in flight may still write to it. kUsage when the extent is not inside an object.
+  // The memory of an extent itself: no copy, valid while the tier lives. A transfer that
+  // is in flight may still write to it. kUsage when the extent is not inside an object.
   Result<std::span<std::byte>> direct(const TierExtent& extent) const;
 
  private:
-  MappedTier(Mapping mapping, std::unique_ptr<CopyQueue> queue, TierDescription description)
+  MappedTier(Mapping mapping, std::unique_ptr<CopyQueue> queue,
+             TierDescription description)
       : mapping_(std::move(mapping)),
         description_(std::move(description)),
         queue_(std::move(queue)) {}
@@ -74,7 +76,8 @@ class MappedTier final : public Tier {
   std::vector<std::span<std::byte>> objects_;
   TierDescription description_;
   TierCounters counters_;
-  std::unique_ptr<CopyQueue> queue_;  // last: it finishes its copies before the mapping goes
+  // Last: it finishes its copies before the mapping goes.
+  std::unique_ptr<CopyQueue> queue_;
 };
 
 }  // namespace headrace

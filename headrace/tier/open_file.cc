@@ -72,7 +72,8 @@ Status OpenFile::reserve(Bytes bytes) {
   int rc;
   do rc = fallocate(fd_, 0, 0, bytes) == 0 ? 0 : errno;
   while (rc == EINTR);
-  // Where the file system cannot reserve, a full disk is found by the store that meets it.
+  // Where the file system cannot reserve, a full disk is found by the store that meets
+  // it.
   if (rc == EOPNOTSUPP) rc = ftruncate(fd_, bytes) == 0 ? 0 : errno;
   if (rc == 0) return Status();
   return io_error(path_, what.c_str(), rc);
@@ -91,7 +92,8 @@ Result<OpenFile> OpenFile::open(const std::string& path, const FileTierOptions& 
   if (!scratch && !S_ISREG(found.st_mode))
     return error(Code::kUnsupported, "%s: not a regular file", path.c_str());
   file.fd_ = ::open(path.c_str(), flags_of(options.access), 0600);
-  if (file.fd_ < 0) return io_error(path, scratch ? "cannot create" : "cannot open", errno);
+  if (file.fd_ < 0)
+    return io_error(path, scratch ? "cannot create" : "cannot open", errno);
   if (scratch) {
     unlink(path.c_str());
     HR_TRY(file.reserve(round_up(options.scratch_bytes, kPage)));
@@ -114,8 +116,9 @@ Result<OpenFile> OpenFile::open(const std::string& path, const FileTierOptions& 
       file.why_buffered_ = text_of("O_DIRECT is refused: %s", std::strerror(rc));
     }
   }
-  // Read-ahead would fetch what nobody asked for, and what it fetches again after a chunk was
-  // dropped stays: without this 480 of 512 MiB read stayed cached (Linux 6.18), with it none.
+  // Read-ahead would fetch what nobody asked for, and what it fetches again after a chunk
+  // was dropped stays: without this 480 of 512 MiB read stayed cached (Linux 6.18), with
+  // it none.
   if (!file.direct()) (void)posix_fadvise(file.fd_, 0, 0, POSIX_FADV_RANDOM);
   return file;
 }

@@ -19,9 +19,9 @@ class OpenFile {
   OpenFile& operator=(OpenFile&& other) noexcept;
   ~OpenFile();
 
-  // Opens (or makes, for kScratch) `path`. O_DIRECT is used unless `want_direct` is false,
-  // the file system keeps files in RAM (tmpfs accepts the flag and gains nothing), or a
-  // first read of 4 KiB is refused; why_buffered() then says which.
+  // Opens (or makes, for kScratch) `path`. O_DIRECT is used unless `want_direct` is
+  // false, the file system keeps files in RAM (tmpfs accepts the flag and gains nothing),
+  // or a first read of 4 KiB is refused; why_buffered() then says which.
   static Result<OpenFile> open(const std::string& path, const FileTierOptions& options,
                                bool want_direct);
 

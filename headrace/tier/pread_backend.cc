@@ -60,7 +60,8 @@ class PreadPool final : public IoBackend {
   void submit(const IoRequest& request) override {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      HR_CHECK(unreaped_ < waiting_.size(), "more requests in flight than the pool serves");
+      HR_CHECK(unreaped_ < waiting_.size(),
+               "more requests in flight than the pool serves");
       ++unreaped_;
       waiting_[(first_waiting_ + waiting_count_++) % waiting_.size()] = request;
     }
@@ -106,7 +107,7 @@ class PreadPool final : public IoBackend {
       const int64_t result = perform(request);
       lock.lock();
       finished_[(first_finished_ + finished_count_++) % finished_.size()] = {request.tag,
-                                                                            result};
+                                                                             result};
       ready_.notify_one();
     }
   }

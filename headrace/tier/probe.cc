@@ -35,7 +35,8 @@ Result<Nanos> median_latency(Tier& tier, Bytes pages, int reads, const Arena& ar
     random = random * 6364136223846793005ull + 1442695040888963407ull;
     const Bytes page = static_cast<Bytes>((random >> 33) % static_cast<uint64_t>(pages));
     const Nanos begin = real_clock().now();
-    HR_ASSIGN(const Ticket ticket, tier.load({0, page * kPage, kPage}, arena.at(0, kPage)));
+    HR_ASSIGN(const Ticket ticket,
+              tier.load({0, page * kPage, kPage}, arena.at(0, kPage)));
     HR_TRY(tier.wait(ticket));
     times.push_back(real_clock().now() - begin);
   }
@@ -55,7 +56,8 @@ Result<DiskRate> measure_read_rate(const std::string& path, const ProbeOptions& 
   arena.touch(0, arena.bytes());
   FileTierOptions tier_options = options.tier;
   tier_options.access = FileAccess::kRead;
-  tier_options.max_tickets = std::max(tier_options.max_tickets, 2 * tier_options.queue_depth);
+  tier_options.max_tickets =
+      std::max(tier_options.max_tickets, 2 * tier_options.queue_depth);
   HR_ASSIGN(auto tier, open_file_tier({path}, &arena, tier_options));
   const Bytes size = tier->object_bytes(0);
   if (size < kLeastFile)

@@ -60,7 +60,8 @@ Bytes device_attribute(const struct stat& device, const char* name) {
   return value;
 }
 
-Result<Extent> size_device(const std::string& path, const struct stat& found, Bytes needed) {
+Result<Extent> size_device(const std::string& path, const struct stat& found,
+                           Bytes needed) {
   const Bytes size = device_attribute(found, "size");
   if (size < 0)
     return error(Code::kUnsupported, "%s: a character device without a size in sysfs",
@@ -83,7 +84,8 @@ Result<Extent> size_file(int fd, const RemotePool& pool, Bytes needed) {
   if (!huge && about.f_type != TMPFS_MAGIC)
     return error(Code::kUnsupported, "%s: not on tmpfs or hugetlbfs: use the file tier",
                  pool.path.c_str());
-  const Bytes bytes = round_up(needed, huge ? static_cast<Bytes>(found.st_blksize) : kPage);
+  const Bytes bytes =
+      round_up(needed, huge ? static_cast<Bytes>(found.st_blksize) : kPage);
   if (pool.kind == PoolKind::kSharedFile && bytes > found.st_size)
     return error(Code::kDoesNotFit, "%s: %s needed, the pool has %s", pool.path.c_str(),
                  human_bytes(bytes).c_str(),
@@ -120,8 +122,8 @@ Result<Mapping> map_path(const RemotePool& pool, Bytes needed, TierDescription* 
   return Mapping(base, extent.bytes);
 }
 
-// Memory bound to one node by mbind(2), called directly: libnuma would be a dependency for
-// one system call.
+// Memory bound to one node by mbind(2), called directly: libnuma would be a dependency
+// for one system call.
 Result<Mapping> map_node(int node, Bytes needed, TierDescription* about) {
   const std::string name = text_of("NUMA node %d", node);
   if (node < 0 || node >= kMaxNodes) return error(Code::kUsage, "%s", name.c_str());

@@ -10,11 +10,12 @@
 
 namespace headrace {
 
-// Copying needs a few hundred bytes of stack; the default of 8 MiB would count in the limit.
+// Copying needs a few hundred bytes of stack; the default of 8 MiB would count in the
+// limit.
 constexpr size_t kSmallStackBytes = 256 * kKiB;
 
-// Starts `body(argument)` with all signals blocked (they belong to the threads of the program
-// that embeds us). 0, or an errno; the caller joins `*thread`.
+// Starts `body(argument)` with all signals blocked (they belong to the threads of the
+// program that embeds us). 0, or an errno; the caller joins `*thread`.
 inline int start_small_thread(void* (*body)(void*), void* argument, pthread_t* thread) {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);

@@ -1,10 +1,10 @@
 // TicketTable: the fixed table of transfers that every tier keeps.
 //
-// Ticket t lives in slot t % size, so that finding it needs no map and no allocation. A slot
-// is taken again by ticket t + size. Before that the tier ends the old occupant itself; one
-// that ended well is forgotten (waiting for it later says ok, which is true), one that failed
-// and was not waited for is kept, and the new transfer is refused with its Status: no failure
-// is ever lost and no caller can deadlock a tier by not waiting.
+// Ticket t lives in slot t % size, so that finding it needs no map and no allocation. A
+// slot is taken again by ticket t + size. Before that the tier ends the old occupant
+// itself; one that ended well is forgotten (waiting for it later says ok, which is true),
+// one that failed and was not waited for is kept, and the new transfer is refused with
+// its Status: no failure is ever lost and no caller can deadlock a tier by not waiting.
 //
 // Not thread-safe.
 #pragma once

@@ -1,5 +1,5 @@
-// The file tier against a system that answers badly: short transfers, EINTR, EAGAIN, EIO, end
-// of file, late and out of order; over each real backend.
+// The file tier against a system that answers badly: short transfers, EINTR, EAGAIN, EIO,
+// end of file, late and out of order; over each real backend.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +47,8 @@ class IoFault : public testing::TestWithParam<FileMethod> {
     options.access = access;
     options.scratch_bytes = kRounded;
     options.wrap_backend = [&](std::unique_ptr<IoBackend> real) {
-      auto made = std::make_unique<ScriptedBackend>(std::move(real), script, shuffle_seed);
+      auto made =
+          std::make_unique<ScriptedBackend>(std::move(real), script, shuffle_seed);
       backend_ = made.get();
       return made;
     };
@@ -101,7 +102,9 @@ TEST_P(IoFault, EveryReadMayStopAfterOnePage) {
 
 TEST_P(IoFault, EintrAndEagainAreRetried) {
   for (int number : {EINTR, EAGAIN}) {
-    open([&](const IoRequest&, int64_t n) { return n % 5 != 4 ? Answer{-number} : Answer{}; });
+    open([&](const IoRequest&, int64_t n) {
+      return n % 5 != 4 ? Answer{-number} : Answer{};
+    });
     const Status status = load_all();
     ASSERT_TRUE(status.ok()) << status.message();
     expect_all_loaded();
@@ -139,7 +142,8 @@ TEST_P(IoFault, AnErrorIsOfItsTicketAlone) {
   });
   std::vector<Ticket> tickets;
   for (int i = 0; i < 3; ++i) {
-    auto t = tier_->load({0, i * 64 * kKiB, 64 * kKiB}, arena_->at(i * 64 * kKiB, 64 * kKiB));
+    auto t =
+        tier_->load({0, i * 64 * kKiB, 64 * kKiB}, arena_->at(i * 64 * kKiB, 64 * kKiB));
     ASSERT_TRUE(t.ok());
     tickets.push_back(*t);
   }
@@ -171,7 +175,9 @@ TEST_P(IoFault, AFailureThatNobodyWaitedForRefusesTheTransferThatNeedsItsSlot) {
 }
 
 TEST_P(IoFault, EndOfFileBeforeTheEndIsAnError) {
-  open([](const IoRequest& r, int64_t) { return r.offset == kChunk ? Answer{0} : Answer{}; });
+  open([](const IoRequest& r, int64_t) {
+    return r.offset == kChunk ? Answer{0} : Answer{};
+  });
   const Status status = load_all();
   ASSERT_EQ(status.code(), Code::kIo);
   EXPECT_THAT(status.message(), HasSubstr("end of file"));
@@ -188,22 +194,25 @@ TEST_P(IoFault, CompletionsMayComeLateAndInAnyOrder) {
 
 TEST_P(IoFault, NeverMoreRequestsInFlightThanTheDepth) {
   for (int depth : {1, 3, 8}) {
-    open([](const IoRequest&, int64_t n) { return n % 3 == 0 ? Answer{kPage} : Answer{}; }, 5,
-         depth);
+    open(
+        [](const IoRequest&, int64_t n) { return n % 3 == 0 ? Answer{kPage} : Answer{}; },
+        5, depth);
     ASSERT_TRUE(load_all().ok());
     EXPECT_LE(backend_->most_in_flight(), depth);
     EXPECT_EQ(backend_->most_in_flight(), depth) << "the queue is kept full";
   }
 }
 
-// A row of the embedding table is needed as soon as its token is known; megabytes of weights
-// that are needed later are queued before it.
+// A row of the embedding table is needed as soon as its token is known; megabytes of
+// weights that are needed later are queued before it.
 TEST_P(IoFault, ASmallLoadOvertakesTheChunksThatStillWait) {
   std::vector<Bytes> order;
-  open([&](const IoRequest& r, int64_t) {
-    order.push_back(r.offset);
-    return Answer{};
-  }, 0, 1);
+  open(
+      [&](const IoRequest& r, int64_t) {
+        order.push_back(r.offset);
+        return Answer{};
+      },
+      0, 1);
   auto large = tier_->load({0, kChunk, 6 * kChunk}, arena_->at(0, 6 * kChunk));
   auto small = tier_->load({0, 0, kPage}, arena_->at(kMiB, kPage));
   ASSERT_TRUE(large.ok() && small.ok());
@@ -217,8 +226,9 @@ TEST_P(IoFault, ASmallLoadOvertakesTheChunksThatStillWait) {
 }
 
 TEST_P(IoFault, ManySmallLoadsAndLargeOnesAllArrive) {
-  open([](const IoRequest&, int64_t n) { return n % 7 == 0 ? Answer{-EAGAIN} : Answer{}; }, 9,
-       2);
+  open(
+      [](const IoRequest&, int64_t n) { return n % 7 == 0 ? Answer{-EAGAIN} : Answer{}; },
+      9, 2);
   const auto bytes_of = [](int i) { return i % 4 == 0 ? 100 * kKiB : kPage; };
   const auto offset_of = [](int i) { return (i % 16) * kPage; };
   std::vector<Ticket> tickets;
@@ -230,7 +240,8 @@ TEST_P(IoFault, ManySmallLoadsAndLargeOnesAllArrive) {
   }
   for (int i = 0; i < 36; ++i) {
     EXPECT_TRUE(tier_->wait(tickets[static_cast<size_t>(i)]).ok());
-    EXPECT_EQ(first_difference(arena_->at(i * 100 * kKiB, bytes_of(i)), 1, offset_of(i)), -1)
+    EXPECT_EQ(first_difference(arena_->at(i * 100 * kKiB, bytes_of(i)), 1, offset_of(i)),
+              -1)
         << "load " << i;
   }
 }
@@ -243,8 +254,9 @@ TEST_P(IoFault, RandomTroubleNeverCorruptsAByte) {
       switch (random() % 6) {
         case 0: return Answer{-EINTR};
         case 1: return Answer{-EAGAIN};
-        case 2: return Answer{1 + static_cast<int64_t>(random() %
-                                                       static_cast<uint64_t>(r.bytes))};
+        case 2:
+          return Answer{1 +
+                        static_cast<int64_t>(random() % static_cast<uint64_t>(r.bytes))};
         default: return Answer{};
       }
     };
@@ -270,22 +282,25 @@ TEST_P(IoFault, RandomTroubleNeverCorruptsAByte) {
 }
 
 TEST_P(IoFault, AFailedStoreNamesTheWrite) {
-  open([](const IoRequest&, int64_t n) { return n == 1 ? Answer{-ENOSPC} : Answer{}; }, 0, 4,
-       FileAccess::kScratch);
+  open([](const IoRequest&, int64_t n) { return n == 1 ? Answer{-ENOSPC} : Answer{}; }, 0,
+       4, FileAccess::kScratch);
   auto t = tier_->store(arena_->at(0, 64 * kKiB), {0, 0, 64 * kKiB});
   ASSERT_TRUE(t.ok());
   const Status status = tier_->wait(*t);
   ASSERT_EQ(status.code(), Code::kIo);
-  EXPECT_THAT(status.message(), HasSubstr("write of 32768 bytes at 32768: No space left"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("write of 32768 bytes at 32768: No space left"));
 }
 
 TEST_P(IoFault, IsDestroyedInTheMiddleOfTrouble) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     std::mt19937_64 random(seed);
-    open([&](const IoRequest&, int64_t) {
-      const uint64_t kind = random() % 4;
-      return kind == 0 ? Answer{-EIO} : kind == 1 ? Answer{-EAGAIN} : Answer{};
-    }, seed, 3);
+    open(
+        [&](const IoRequest&, int64_t) {
+          const uint64_t kind = random() % 4;
+          return kind == 0 ? Answer{-EIO} : kind == 1 ? Answer{-EAGAIN} : Answer{};
+        },
+        seed, 3);
     for (int i = 0; i < 4; ++i)
       (void)tier_->load({0, 0, kRounded}, arena_->at(i * kRounded, kRounded));
     tier_.reset();

@@ -59,7 +59,8 @@ std::unique_ptr<Tier> file(Subject& s, const FileTierOptions& base,
   options.access = FileAccess::kScratch;
   options.scratch_bytes = kObjectBytes;
   std::vector<std::string> paths;
-  for (int i = 0; i < kObjects; ++i) paths.push_back(s.folder->file("o" + std::to_string(i)));
+  for (int i = 0; i < kObjects; ++i)
+    paths.push_back(s.folder->file("o" + std::to_string(i)));
   return need(open_file_tier(paths, s.arena.get(), options));
 }
 
@@ -79,8 +80,8 @@ FileTierOptions tiny(FileMethod m) {
 }
 
 std::unique_ptr<Tier> host(int max_tickets = 256, bool worker = true) {
-  return need(open_host_tier(std::vector<Bytes>(kObjects, kObjectBytes),
-                             {max_tickets, worker}));
+  return need(
+      open_host_tier(std::vector<Bytes>(kObjects, kObjectBytes), {max_tickets, worker}));
 }
 
 std::unique_ptr<Tier> remote(Subject& s) {
@@ -94,8 +95,8 @@ std::unique_ptr<Tier> remote(Subject& s) {
 std::unique_ptr<Tier> emulated(std::unique_ptr<Tier> inner, Clock& clock, bool duplex,
                                int max_tickets = 256) {
   const LinkModel model = {2e9, 20'000, duplex};
-  return need(open_emulated_tier(std::move(inner),
-                                 std::make_shared<EmulatedLink>(model, clock), max_tickets));
+  return need(open_emulated_tier(
+      std::move(inner), std::make_shared<EmulatedLink>(model, clock), max_tickets));
 }
 
 std::unique_ptr<Tier> held(std::unique_ptr<Tier> inner, int max_tickets = 256) {
@@ -108,7 +109,8 @@ std::unique_ptr<Tier> held(std::unique_ptr<Tier> inner, int max_tickets = 256) {
 
 const Kind kKinds[] = {
     {"FileBest", [](Subject& s) { return file(s, {}); }},
-    {"FilePreadDirect", [](Subject& s) { return file(s, method(FileMethod::kPreadDirect)); }},
+    {"FilePreadDirect",
+     [](Subject& s) { return file(s, method(FileMethod::kPreadDirect)); }},
     {"FilePreadBuffered",
      [](Subject& s) { return file(s, method(FileMethod::kPreadBuffered)); }},
     {"FileUnregistered",
@@ -118,7 +120,8 @@ const Kind kKinds[] = {
        return file(s, options);
      }},
     {"FileTiny", [](Subject& s) { return file(s, tiny(FileMethod::kBest)); }, 2},
-    {"FilePoolTiny", [](Subject& s) { return file(s, tiny(FileMethod::kPreadBuffered)); }, 2},
+    {"FilePoolTiny", [](Subject& s) { return file(s, tiny(FileMethod::kPreadBuffered)); },
+     2},
     {"FileInRam", [](Subject& s) { return file(s, {}, "/dev/shm"); }},
     {"Host", [](Subject&) { return host(); }},
     {"HostInline", [](Subject&) { return host(256, false); }},
@@ -131,7 +134,8 @@ const Kind kKinds[] = {
     {"EmulatedFile", [](Subject& s) { return emulated(file(s, {}), s.clock, true); }},
     {"HeldBackHost", [](Subject&) { return held(host()); }},
     {"HeldBackFile", [](Subject& s) { return held(file(s, {})); }},
-    {"HeldBackTiny", [](Subject& s) { return held(file(s, tiny(FileMethod::kBest)), 2); }, 2},
+    {"HeldBackTiny", [](Subject& s) { return held(file(s, tiny(FileMethod::kBest)), 2); },
+     2},
 };
 
 class TierConformance : public testing::TestWithParam<Kind> {
@@ -185,9 +189,11 @@ TEST_P(TierConformance, SaysWhatItIs) {
 TEST_P(TierConformance, WhatWasStoredIsWhatIsLoaded) {
   fill_objects(10);
   for (int i = 0; i < kObjects; ++i) {
-    std::fill(memory(0, kObjectBytes).begin(), memory(0, kObjectBytes).end(), std::byte{1});
+    std::fill(memory(0, kObjectBytes).begin(), memory(0, kObjectBytes).end(),
+              std::byte{1});
     wait_ok(load(i, 0, memory(0, kObjectBytes)));
-    EXPECT_EQ(first_difference(memory(0, kObjectBytes), 10 + static_cast<uint64_t>(i)), -1);
+    EXPECT_EQ(first_difference(memory(0, kObjectBytes), 10 + static_cast<uint64_t>(i)),
+              -1);
   }
 }
 
@@ -203,12 +209,15 @@ TEST_P(TierConformance, RandomExtentsRoundTripAndTouchNothingElse) {
   const Bytes most = 200 * kKiB / unit;
   for (int round = 0; round < 150; ++round) {
     const int object = static_cast<int>(random() % kObjects);
-    const Bytes n = (1 + static_cast<Bytes>(random() % static_cast<uint64_t>(most))) * unit;
+    const Bytes n =
+        (1 + static_cast<Bytes>(random() % static_cast<uint64_t>(most))) * unit;
     const Bytes places = (kObjectBytes - n) / unit + 1;
-    const Bytes offset = static_cast<Bytes>(random() % static_cast<uint64_t>(places)) * unit;
+    const Bytes offset =
+        static_cast<Bytes>(random() % static_cast<uint64_t>(places)) * unit;
     auto& object_truth = truth[static_cast<size_t>(object)];
-    const auto expected = std::span(object_truth).subspan(static_cast<size_t>(offset),
-                                                          static_cast<size_t>(n));
+    const auto expected =
+        std::span(object_truth)
+            .subspan(static_cast<size_t>(offset), static_cast<size_t>(n));
     if (random() % 2 == 0) {
       fill(memory(kPage, n), 1000 + static_cast<uint64_t>(round));
       std::copy_n(memory(kPage, n).begin(), n, expected.begin());
@@ -236,8 +245,8 @@ TEST_P(TierConformance, ManyTicketsAreInFlightAndWaitedForInAnyOrder) {
     std::shuffle(tickets.begin(), tickets.end(), random);
     for (const auto& [i, ticket] : tickets) {
       wait_ok(ticket);
-      ASSERT_EQ(first_difference(memory(i * n, n), 20 + static_cast<uint64_t>(i % kObjects),
-                                 (i % 64) * n),
+      ASSERT_EQ(first_difference(memory(i * n, n),
+                                 20 + static_cast<uint64_t>(i % kObjects), (i % 64) * n),
                 -1);
     }
   }
@@ -298,17 +307,18 @@ TEST_P(TierConformance, NothingToMoveIsNothingToWaitFor) {
   EXPECT_EQ(tier().counters().loads, 0);
 }
 
-// Refusals may come from load() itself or, from tiers that hold transfers back, from wait().
+// Refusals may come from load() itself or, from tiers that hold transfers back, from
+// wait().
 Status outcome(Tier& tier, Result<Ticket> ticket) {
   return ticket.ok() ? tier.wait(*ticket) : ticket.status();
 }
 
 TEST_P(TierConformance, RefusesExtentsOutsideItsObjectsWithTheNumbers) {
   const auto bad = [&](int object, Bytes offset, Bytes n) {
-    const Status loaded =
-        outcome(tier(), tier().load({object, offset, n}, memory(0, std::max(n, Bytes{0}))));
-    const Status stored =
-        outcome(tier(), tier().store(memory(0, std::max(n, Bytes{0})), {object, offset, n}));
+    const Status loaded = outcome(
+        tier(), tier().load({object, offset, n}, memory(0, std::max(n, Bytes{0}))));
+    const Status stored = outcome(
+        tier(), tier().store(memory(0, std::max(n, Bytes{0})), {object, offset, n}));
     EXPECT_FALSE(loaded.ok()) << object << " " << offset << " " << n;
     EXPECT_FALSE(stored.ok()) << object << " " << offset << " " << n;
     EXPECT_THAT(loaded.message(), testing::ContainsRegex("[0-9]"));
@@ -333,8 +343,9 @@ TEST_P(TierConformance, RefusesMemoryOfAnotherSizeThanTheExtent) {
 TEST_P(TierConformance, ARefusedTransferDoesNotTouchItsNeighbours) {
   fill_objects(70);
   const Ticket before = load(0, 0, memory(0, 64 * kPage));
-  EXPECT_FALSE(outcome(tier(), tier().load({0, kObjectBytes, kPage},
-                                           memory(100 * kPage, kPage))).ok());
+  EXPECT_FALSE(
+      outcome(tier(), tier().load({0, kObjectBytes, kPage}, memory(100 * kPage, kPage)))
+          .ok());
   const Ticket after = load(1, 0, memory(64 * kPage, 64 * kPage));
   wait_ok(after);
   wait_ok(before);

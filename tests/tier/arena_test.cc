@@ -23,14 +23,16 @@ TEST(Arena, StartsOnAHugePageAndRoundsItsSizeUpToAPage) {
   auto arena = Arena::create(3 * kMiB + 1);
   ASSERT_TRUE(arena.ok());
   EXPECT_EQ(arena->bytes(), 3 * kMiB + kPage);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(arena->base()) % static_cast<uintptr_t>(2 * kMiB), 0u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(arena->base()) % static_cast<uintptr_t>(2 * kMiB),
+            0u);
 }
 
 TEST(Arena, IsZeroWhenFresh) {
   auto arena = Arena::create(64 * kKiB);
   ASSERT_TRUE(arena.ok());
   const auto all = arena->at(0, arena->bytes());
-  EXPECT_TRUE(std::all_of(all.begin(), all.end(), [](std::byte b) { return b == std::byte{0}; }));
+  EXPECT_TRUE(
+      std::all_of(all.begin(), all.end(), [](std::byte b) { return b == std::byte{0}; }));
 }
 
 TEST(Arena, CommitsNothingUntilItIsTouched) {

@@ -106,8 +106,8 @@ TEST_F(EmulatedTierTest, IsNotDoneBeforeTheClockHasPassedTheModelledEnd) {
 TEST_F(EmulatedTierTest, TheRealClockIsNeverEarly) {
   auto inner = open_host_tier({1 * kMiB});
   ASSERT_TRUE(inner.ok());
-  auto tier = open_emulated_tier(std::move(*inner),
-                                 std::make_shared<EmulatedLink>(LinkModel{1e9, 3000, true}));
+  auto tier = open_emulated_tier(
+      std::move(*inner), std::make_shared<EmulatedLink>(LinkModel{1e9, 3000, true}));
   ASSERT_TRUE(tier.ok());
   for (Bytes n : {Bytes{1000}, Bytes{1'000'000}}) {
     const Nanos begin = real_clock().now();

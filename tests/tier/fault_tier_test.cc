@@ -132,8 +132,9 @@ TEST_F(FaultTierTest, ReorderedTransfersEndInAnotherOrderTheSameForTheSameSeed) 
     while (order.size() < 8) {
       tier_->poll();
       for (int i = 0; i < 8; ++i) {
-        const bool arrived = memory_[static_cast<size_t>(i * kPage)] != std::byte{0xff} ||
-                             memory_[static_cast<size_t>(i * kPage + 1)] != std::byte{0xff};
+        const bool arrived =
+            memory_[static_cast<size_t>(i * kPage)] != std::byte{0xff} ||
+            memory_[static_cast<size_t>(i * kPage + 1)] != std::byte{0xff};
         if (arrived && std::find(order.begin(), order.end(), i) == order.end())
           order.push_back(i);
       }

@@ -1,5 +1,5 @@
-// What the file tier does where the system refuses it something: each refusal is made real in
-// a child process that gives up the right to it.
+// What the file tier does where the system refuses it something: each refusal is made
+// real in a child process that gives up the right to it.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,7 +63,8 @@ std::string open_and_load(const std::string& path, Bytes bytes) {
   auto ticket = (*tier)->load({0, 0, static_cast<Bytes>(to.size())}, to);
   if (!ticket.ok()) return ticket.status().message();
   if (const Status s = (*tier)->wait(*ticket); !s.ok()) return s.message();
-  if (first_difference(to.first(static_cast<size_t>(bytes)), 1) != -1) return "wrong bytes";
+  if (first_difference(to.first(static_cast<size_t>(bytes)), 1) != -1)
+    return "wrong bytes";
   return (*tier)->describe().method + " | " + (*tier)->describe().notice;
 }
 
@@ -72,7 +73,8 @@ bool limit_locked_memory(rlim_t bytes) {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct none[2] = {};
   const rlimit limit = {bytes, bytes};
-  return setrlimit(RLIMIT_MEMLOCK, &limit) == 0 && syscall(SYS_capset, &header, none) == 0;
+  return setrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
+         syscall(SYS_capset, &header, none) == 0;
 }
 
 // From now on system call `number` fails with `error_number`.
@@ -131,7 +133,8 @@ TEST_F(FileFallback, AForcedMethodIsRefusedInsteadOfReplaced) {
     if (!refuse_call(SYS_io_uring_setup, EPERM)) return std::string("skip");
     FileTierOptions options;
     options.method = FileMethod::kUring;
-    return std::string(code_name(open_file_tier({path_}, nullptr, options).status().code()));
+    return std::string(
+        code_name(open_file_tier({path_}, nullptr, options).status().code()));
   });
   if (got == "skip") GTEST_SKIP() << "no seccomp here";
   EXPECT_EQ(got, "unsupported");

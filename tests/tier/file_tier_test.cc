@@ -66,8 +66,8 @@ TEST(FileTier, ReadsWithEveryMethodDepthAndChunk) {
   const Bytes size = 3 * kMiB + 17;
   write_pattern_file(folder.file("a"), size, 2);
   Arena arena = make_arena(4 * kMiB);
-  for (FileMethod method : {FileMethod::kBest, FileMethod::kUring, FileMethod::kPreadDirect,
-                            FileMethod::kPreadBuffered}) {
+  for (FileMethod method : {FileMethod::kBest, FileMethod::kUring,
+                            FileMethod::kPreadDirect, FileMethod::kPreadBuffered}) {
     for (int depth : {1, 2, 8, 64}) {
       for (Bytes chunk : {kPage, 256 * kKiB, 4 * kMiB}) {
         FileTierOptions options;
@@ -156,7 +156,9 @@ TEST(FileTier, ScratchFilesLeaveNothingInTheirFolder) {
   auto stored = tier->store(arena.at(0, 128 * kKiB), {1, 512 * kKiB, 128 * kKiB});
   ASSERT_TRUE(stored.ok());
   ASSERT_TRUE(tier->wait(*stored).ok());
-  ASSERT_TRUE(load_now(*tier, {1, 512 * kKiB, 128 * kKiB}, arena.at(128 * kKiB, 128 * kKiB)).ok());
+  ASSERT_TRUE(
+      load_now(*tier, {1, 512 * kKiB, 128 * kKiB}, arena.at(128 * kKiB, 128 * kKiB))
+          .ok());
   EXPECT_EQ(first_difference(arena.at(128 * kKiB, 128 * kKiB), 5), -1);
   EXPECT_TRUE(tier->check_unchanged().ok());
 }
@@ -196,7 +198,8 @@ TEST(FileTier, AFileThatShrinksIsAnErrorOfTheLoadThatMeetsItsEnd) {
     ASSERT_NE(tier, nullptr);
     ASSERT_EQ(truncate(path.c_str(), 512 * kKiB + 100), 0);
     EXPECT_TRUE(load_now(*tier, {0, 0, 512 * kKiB}, arena.at(0, 512 * kKiB)).ok());
-    const Status status = load_now(*tier, {0, 256 * kKiB, 768 * kKiB}, arena.at(0, 768 * kKiB));
+    const Status status =
+        load_now(*tier, {0, 256 * kKiB, 768 * kKiB}, arena.at(0, 768 * kKiB));
     ASSERT_EQ(status.code(), Code::kIo);
     EXPECT_THAT(status.message(), HasSubstr(path));
     EXPECT_THAT(status.message(), HasSubstr("shrank from 1048576 to 524388"));

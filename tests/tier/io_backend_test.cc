@@ -19,7 +19,8 @@ using testing_tier::write_pattern_file;
 
 constexpr Bytes kBytes = 4 * kMiB;
 
-// Reads the file in 96 KiB requests, `depth` at once, to `to`; true when all were reaped once.
+// Reads the file in 96 KiB requests, `depth` at once, to `to`; true when all were reaped
+// once.
 bool read_all(IoBackend& backend, int fd, std::span<std::byte> to, int depth) {
   std::set<uint32_t> in_flight;
   std::array<IoCompletion, 3> batch;
@@ -91,7 +92,8 @@ TEST_F(IoBackendTest, IoUringTakesAsManyRequestsAsAskedFor) {
 TEST_F(IoBackendTest, ThePoolReadsWithMoreOrFewerThreadsThanRequests) {
   auto arena = Arena::create(kBytes);
   ASSERT_TRUE(arena.ok());
-  for (const auto& [threads, depth] : {std::pair(1, 8), std::pair(4, 1), std::pair(3, 5)}) {
+  for (const auto& [threads, depth] :
+       {std::pair(1, 8), std::pair(4, 1), std::pair(3, 5)}) {
     auto made = make_pread_backend(threads, depth);
     ASSERT_TRUE(made.ok());
     const auto to = arena->at(0, kBytes);

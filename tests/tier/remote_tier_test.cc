@@ -19,7 +19,8 @@ using testing_tier::TempFolder;
 
 TEST(RemoteTier, GivesTheAddressOfAnExtentWithoutACopy) {
   TempFolder folder("/dev/shm");
-  auto tier = open_remote_tier({PoolKind::kScratchFile, folder.file("p")}, {100, 8 * kPage});
+  auto tier =
+      open_remote_tier({PoolKind::kScratchFile, folder.file("p")}, {100, 8 * kPage});
   ASSERT_TRUE(tier.ok()) << tier.status().message();
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   auto direct = (*tier)->direct({1, kPage, 2 * kPage});
@@ -59,18 +60,21 @@ TEST(RemoteTier, TwoTiersSeeTheSameBytesOfASharedPool) {
 TEST(RemoteTier, RefusesPoolsThatAreTooSmallOnADiskOrNotThere) {
   TempFolder folder("/dev/shm");
   std::ofstream(folder.file("small")).put('x');
-  const auto small = open_remote_tier({PoolKind::kSharedFile, folder.file("small")}, {kPage});
+  const auto small =
+      open_remote_tier({PoolKind::kSharedFile, folder.file("small")}, {kPage});
   EXPECT_EQ(small.status().code(), Code::kDoesNotFit);
   const auto huge =
       open_remote_tier({PoolKind::kScratchFile, folder.file("h")}, {int64_t{1} << 50});
   EXPECT_EQ(huge.status().code(), Code::kDoesNotFit) << huge.status().message();
   EXPECT_FALSE(std::filesystem::exists(folder.file("h")));
-  const auto missing = open_remote_tier({PoolKind::kSharedFile, folder.file("no")}, {kPage});
+  const auto missing =
+      open_remote_tier({PoolKind::kSharedFile, folder.file("no")}, {kPage});
   EXPECT_EQ(missing.status().code(), Code::kIo);
   EXPECT_THAT(missing.status().message(), HasSubstr("No such file"));
   const auto device = open_remote_tier({PoolKind::kSharedFile, "/dev/null"}, {kPage});
   EXPECT_EQ(device.status().code(), Code::kUnsupported);
-  const auto directory = open_remote_tier({PoolKind::kSharedFile, folder.path()}, {kPage});
+  const auto directory =
+      open_remote_tier({PoolKind::kSharedFile, folder.path()}, {kPage});
   EXPECT_EQ(directory.status().code(), Code::kUnsupported);
 
   TempFolder disk;

@@ -1,5 +1,5 @@
-// ScriptedBackend: stands between the file tier and the real system calls, and answers some of
-// them otherwise: short counts, errnos, end of file, late and out of order.
+// ScriptedBackend: stands between the file tier and the real system calls, and answers
+// some of them otherwise: short counts, errnos, end of file, late and out of order.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 namespace headrace::testing_tier {
 
 struct Answer {
-  // >= 0: at most so many bytes are reported, and what the request delivered beyond them is
-  // overwritten. -errno: that, and nothing moves. kPass: what the system says.
+  // >= 0: at most so many bytes are reported, and what the request delivered beyond them
+  // is overwritten. -errno: that, and nothing moves. kPass: what the system says.
   static constexpr int64_t kPass = INT64_MAX;
   int64_t result = kPass;
 };
@@ -27,8 +27,11 @@ using Script = std::function<Answer(const IoRequest&, int64_t number)>;
 class ScriptedBackend final : public IoBackend {
  public:
   // With a `shuffle_seed` completions are handed out late and in another order.
-  ScriptedBackend(std::unique_ptr<IoBackend> real, Script script, uint64_t shuffle_seed = 0)
-      : real_(std::move(real)), script_(std::move(script)), shuffle_(shuffle_seed != 0),
+  ScriptedBackend(std::unique_ptr<IoBackend> real, Script script,
+                  uint64_t shuffle_seed = 0)
+      : real_(std::move(real)),
+        script_(std::move(script)),
+        shuffle_(shuffle_seed != 0),
         random_(shuffle_seed) {}
 
   void submit(const IoRequest& request) override {

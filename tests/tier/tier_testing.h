@@ -49,13 +49,16 @@ inline std::byte pattern(uint64_t seed, Bytes at) {
 }
 
 inline void fill(std::span<std::byte> to, uint64_t seed, Bytes from = 0) {
-  for (size_t i = 0; i < to.size(); ++i) to[i] = pattern(seed, from + static_cast<Bytes>(i));
+  for (size_t i = 0; i < to.size(); ++i)
+    to[i] = pattern(seed, from + static_cast<Bytes>(i));
 }
 
 // The index of the first byte that is not the pattern's, or -1.
-inline Bytes first_difference(std::span<const std::byte> got, uint64_t seed, Bytes from = 0) {
+inline Bytes first_difference(std::span<const std::byte> got, uint64_t seed,
+                              Bytes from = 0) {
   for (size_t i = 0; i < got.size(); ++i)
-    if (got[i] != pattern(seed, from + static_cast<Bytes>(i))) return static_cast<Bytes>(i);
+    if (got[i] != pattern(seed, from + static_cast<Bytes>(i)))
+      return static_cast<Bytes>(i);
   return -1;
 }
 
