@@ -19,7 +19,7 @@ Buffer buffer_of(const Graph& graph, TensorId id) {
 }
 
 // A matmul that adds a residual may write over it, when from its first tile on nobody else reads
-// the residual.
+// the residual: no other op, nor a tile as its left operand.
 void share_residuals(const Graph& graph, const std::vector<int32_t>& index,
                      std::vector<Buffer>& buffers) {
   for (const Op& op : graph.ops) {
@@ -33,9 +33,10 @@ void share_residuals(const Graph& graph, const std::vector<int32_t>& index,
     bool safe = true;
     for (int32_t o = y.first; o <= residual.last; ++o) {
       const Op& reader = graph.ops[static_cast<size_t>(o)];
-      const bool reads = std::find(reader.inputs.begin(), reader.inputs.end(),
-                                   residual.tensor) != reader.inputs.end();
-      if (reads && reader.outputs[0] != y.tensor) safe = false;
+      for (size_t i = 0; i < reader.inputs.size(); ++i) {
+        if (reader.inputs[i] != residual.tensor) continue;
+        if (reader.outputs[0] != y.tensor || i != 3) safe = false;
+      }
     }
     if (safe) y.shares = r;
   }

@@ -33,6 +33,7 @@ struct WeightUse {
   Bytes bytes = 0;      // page-rounded
   int32_t first = 0;    // op index of the first use; the number of ops: not used by this graph
   int32_t last = 0;     // and of the last
+  bool pinned = false;  // in use together with a weight that is streamed: always resident
   bool resident = false;
   Bytes offset = 0;     // in the arena, once placed
   // Streamed weights: the op after which the load may start; when `wraps`, that op runs in the
@@ -41,7 +42,7 @@ struct WeightUse {
   bool wraps = false;
 };
 
-// Small enough (norms, biases) to stay whatever the budget.
+// Stays whatever the budget: small (norms, biases), or pinned.
 bool always_resident(const WeightUse& weight);
 
 // All weights of the graph in the order in which they should be kept, see plan.h. Weights that no

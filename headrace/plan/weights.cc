@@ -56,6 +56,19 @@ bool only_embedded(const Graph& graph, const WeightUse& w) {
   return used(graph, w) && graph.ops[static_cast<size_t>(w.last)].kind == OpKind::kEmbed;
 }
 
+// Streamed weights take turns, so no two of them may be in use over the same op. Those that end
+// first are streamed (the greedy choice of the most disjoint intervals); the others are pinned: a
+// weight that is used early and late, or all but one of those that one op uses at once.
+// Precondition: `uses` ascend by last use.
+void pin_overlapping(const Graph& graph, std::vector<WeightUse>& uses) {
+  int32_t busy_until = -1;
+  for (WeightUse& w : uses) {
+    if (w.bytes <= kAlwaysResident || !used(graph, w)) continue;
+    w.pinned = w.first <= busy_until;
+    if (!w.pinned) busy_until = w.last;
+  }
+}
+
 // Appends `uses` so that every prefix is spread evenly over them (van der Corput, base 2).
 void append_spread(const std::vector<WeightUse>& uses, std::vector<WeightUse>& order) {
   const int bits = std::bit_width(uses.size());
@@ -90,7 +103,7 @@ bool set_releases(std::vector<WeightUse*>& streamed) {
     w.release = -1;
     w.wraps = false;
     // Walking backwards over at most one ring's worth of slots finds the youngest tenant; older
-    // ones ended before it. Uses are short and in order, so the youngest ends last.
+    // ones ended before it, since no two streamed weights are in use at once.
     for (size_t i = j; i-- > 0 && w.release < 0;) {
       if (overlap(*streamed[i], w)) w.release = streamed[i]->last;
     }
@@ -107,12 +120,13 @@ bool set_releases(std::vector<WeightUse*>& streamed) {
 
 }  // namespace
 
-bool always_resident(const WeightUse& w) { return w.bytes <= kAlwaysResident; }
+bool always_resident(const WeightUse& w) { return w.bytes <= kAlwaysResident || w.pinned; }
 
 std::vector<WeightUse> keep_order(const Graph& graph) {
   std::vector<WeightUse> uses = weight_uses(graph);
   std::stable_sort(uses.begin(), uses.end(),
                    [](const WeightUse& a, const WeightUse& b) { return a.last < b.last; });
+  pin_overlapping(graph, uses);
   std::vector<WeightUse> order, small, spread, embedded;
   for (const WeightUse& w : uses) {
     if (always_resident(w)) {
