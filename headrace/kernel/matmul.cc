@@ -33,8 +33,6 @@ QuantizeRowFn quantize_row_fn(Isa isa) {
   return isa == Isa::kScalar ? quantize_row_scalar : quantize_row_avx2;
 }
 
-Bytes packed_row_bytes(DType type, int64_t k) { return row_bytes(type, k); }
-
 Bytes unpacked_row_bytes(DType type, int64_t k) {
   const int64_t chunks = (k + 63) / 64, groups = (k + kGroup - 1) / kGroup;
   const int64_t per = offset_elements(type);

@@ -407,9 +407,9 @@ struct DenseBF16 {
 void matmul_span_avx2(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
   using V = V256;
   switch (args.type) {
-    case DType::kF32: return dense_span<V, DenseF32>(args, begin, end, scratch);
-    case DType::kF16: return dense_span<V, DenseF16>(args, begin, end, scratch);
-    case DType::kBF16: return dense_span<V, DenseBF16>(args, begin, end, scratch);
+    case DType::kF32: return dense_span<V, DenseF32>(args, begin, end);
+    case DType::kF16: return dense_span<V, DenseF16>(args, begin, end);
+    case DType::kBF16: return dense_span<V, DenseBF16>(args, begin, end);
     case DType::kQ4_0:
       return quantised_span<V, SmallBlocks<false, false>>(args, begin, end, scratch);
     case DType::kQ4_1:

@@ -83,6 +83,12 @@ HR_INLINE const std::byte* last_group(const std::byte* p, int64_t blocks, std::b
   return buffer;
 }
 
+// Bytes of a weight row: whole blocks of 32, or of 256 where the group is one block.
+template <typename D>
+HR_INLINE int64_t weight_row_bytes(int64_t k) {
+  return k / kGroupElements * D::kGroupBytes + k % kGroupElements / 32 * (D::kGroupBytes / 8);
+}
+
 // The number of chunks of a whole group, known when compiling.
 struct Four {
   HR_INLINE constexpr operator int() const { return 4; }
@@ -119,7 +125,7 @@ HR_INLINE void thin_group(const std::byte* p, int64_t g, Count chunks, const Act
 // Fetches what is `ahead` bytes further on.
 template <typename V, typename D, int M, int R>
 void thin_rows(const MatmulArgs& args, int64_t j, int64_t row, int64_t ahead) {
-  const int64_t bytes = packed_row_bytes(args.type, args.k);
+  const int64_t bytes = weight_row_bytes<D>(args.k);
   const std::byte* w = args.weight + j * bytes;
   ActPlanes<V> a[M];
   typename V::F main[R][M];
@@ -184,7 +190,7 @@ HR_INLINE void thin_block(const MatmulArgs& args, int64_t j, int64_t ahead) {
 template <typename V, typename D>
 void thin(const MatmulArgs& args, int64_t begin, int64_t end) {
   constexpr int R = V::kThinWeights;
-  const int64_t bytes = packed_row_bytes(args.type, args.k);
+  const int64_t bytes = weight_row_bytes<D>(args.k);
   int64_t j = begin;
   // What comes `ahead` bytes later is fetched while this is used; near the end, nothing more.
   const int64_t ahead = R * bytes > kFetchAhead ? R * bytes : kFetchAhead;
@@ -217,6 +223,10 @@ void unpack_row(const std::byte* w, int64_t k, std::byte* scratch) {
   alignas(64) std::byte buffer[D::kGroupBytes];
   for (int64_t g = 0; g * kGroupElements < k; ++g) {
     const std::byte* p = w + g * D::kGroupBytes;
+#pragma GCC unroll 5
+    for (int line = 0; line < (D::kGroupBytes + 63) / 64; ++line) {
+      _mm_prefetch(reinterpret_cast<const char*>(p + kFetchAhead + 64 * line), _MM_HINT_T1);
+    }
     const int64_t left = k - g * kGroupElements;
     if (left < kGroupElements) p = last_group<V, D>(p, left / 32, buffer);
     D::group(
@@ -307,7 +317,7 @@ HR_INLINE void wide_rows(const MatmulArgs& args, const std::byte* scratch, int64
 template <typename V, typename D>
 void wide(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
   constexpr int W = V::kTileWeights, A = V::kTileRows;
-  const int64_t bytes = packed_row_bytes(args.type, args.k);
+  const int64_t bytes = weight_row_bytes<D>(args.k);
   const int64_t row_scratch = unpacked_row_bytes(args.type, args.k);
   for (int64_t j = begin; j < end; j += kUnpackedRows) {
     const int count = static_cast<int>(end - j < kUnpackedRows ? end - j : kUnpackedRows);
@@ -317,6 +327,11 @@ void wide(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch
     int64_t row = 0;
     for (; row + A <= args.m; row += A) {
       wide_rows<V, D, W, A>(args, scratch, row_scratch, j, count, row);
+    }
+    if constexpr (A > 2) {
+      for (; row + 2 <= args.m; row += 2) {
+        wide_rows<V, D, W, 2>(args, scratch, row_scratch, j, count, row);
+      }
     }
     for (; row < args.m; ++row) {
       wide_rows<V, D, W, 1>(args, scratch, row_scratch, j, count, row);
@@ -332,9 +347,10 @@ void quantised_span(const MatmulArgs& args, int64_t begin, int64_t end, std::byt
 
 // ---- dense ---------------------------------------------------------------------------------
 
-// W weight rows of a dense type against A activation rows; weights are widened in registers.
+// W weight rows of a dense type against A activation rows; weights are widened in registers. The
+// first rows' pass also fetches the weights `ahead` bytes further on.
 template <typename V, typename D, int W, int A>
-void dense_tile(const MatmulArgs& args, int64_t j, int64_t row) {
+void dense_tile(const MatmulArgs& args, int64_t j, int64_t row, int64_t ahead) {
   const int64_t bytes = args.k * D::kElementBytes;
   const std::byte* w = args.weight + j * bytes;
   typename V::F main[W][A];
@@ -357,6 +373,13 @@ void dense_tile(const MatmulArgs& args, int64_t j, int64_t row) {
   };
   const int64_t whole = args.k / 16 * 16;
   for (int64_t e = 0; e < whole; e += 16) {
+    if (row == 0) {
+#pragma GCC unroll 4
+      for (int i = 0; i < W; ++i) {
+        const std::byte* next = w + i * bytes + e * D::kElementBytes + ahead;
+        _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+      }
+    }
     step(
         e, [](const std::byte* p) HR_LAMBDA { return D::load(p); },
         [](const float* p) HR_LAMBDA { return V::load_f(p); });
@@ -390,18 +413,23 @@ void dense_tile(const MatmulArgs& args, int64_t j, int64_t row) {
 template <typename V, typename D, int A>
 HR_INLINE void dense_rows(const MatmulArgs& args, int64_t begin, int64_t end, int64_t row) {
   constexpr int W = V::kTileWeights;
+  const int64_t bytes = args.k * D::kElementBytes;
+  const int64_t ahead = W * bytes > kFetchAhead ? W * bytes : kFetchAhead;
   int64_t j = begin;
-  for (; j + W <= end; j += W) dense_tile<V, D, W, A>(args, j, row);
-  for (; j < end; ++j) dense_tile<V, D, 1, A>(args, j, row);
+  for (; j + W <= end; j += W) dense_tile<V, D, W, A>(args, j, row, ahead);
+  for (; j < end; ++j) dense_tile<V, D, 1, A>(args, j, row, ahead);
 }
 
 template <typename V, typename D>
-void dense_span(const MatmulArgs& args, int64_t begin, int64_t end, std::byte*) {
+void dense_span(const MatmulArgs& args, int64_t begin, int64_t end) {
   constexpr int A = V::kTileRows;
   for (int64_t j = begin; j < end; j += kUnpackedRows) {
     const int64_t stop = end - j < kUnpackedRows ? end : j + kUnpackedRows;
     int64_t row = 0;
     for (; row + A <= args.m; row += A) dense_rows<V, D, A>(args, j, stop, row);
+    if constexpr (A > 2) {
+      for (; row + 2 <= args.m; row += 2) dense_rows<V, D, 2>(args, j, stop, row);
+    }
     for (; row < args.m; ++row) dense_rows<V, D, 1>(args, j, stop, row);
   }
 }

@@ -1,8 +1,11 @@
 #include "headrace/kernel/matmul.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -183,6 +186,84 @@ TEST_P(MatmulOf, AnOutputDoesNotDependOnTheSpan) {
           EXPECT_EQ(part[at], inside ? whole[at] : 0.0f) << "outputs outside stay untouched";
         }
       }
+    }
+  }
+}
+
+// Bytes whose end is the end of readable memory.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(size_t bytes) : mapped_((bytes + 4095) / 4096 * 4096 + 4096) {
+    base_ = static_cast<std::byte*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mprotect(base_ + mapped_ - 4096, 4096, PROT_NONE);
+    data_ = base_ + mapped_ - 4096 - bytes;
+  }
+  ~GuardedBytes() { munmap(base_, mapped_); }
+  std::byte* data() { return data_; }
+
+ private:
+  size_t mapped_;
+  std::byte* base_;
+  std::byte* data_;
+};
+
+TEST_P(MatmulOf, NothingIsReadPastTheWeight) {
+  for (int64_t k : lengths(type())) {
+    for (int64_t m : {1, 6}) {
+      const int64_t n = 5;
+      GuardedBytes weight(static_cast<size_t>(row_bytes(type(), k) * n));
+      Random(11).weights(type(), n, k, weight.data());
+      const bool quantised = info(type()).quantised;
+      const Bytes stride = row_bytes(quantised ? DType::kActQ8 : DType::kF32, k);
+      GuardedBytes a(static_cast<size_t>(stride * m));
+      AlignedBytes scratch(static_cast<size_t>(matmul_scratch_bytes(type(), k, m)));
+      std::vector<float> y(static_cast<size_t>(n * m));
+      std::memset(a.data(), 0, static_cast<size_t>(stride * m));
+      MatmulArgs args;
+      args.type = type();
+      args.weight = weight.data();
+      args.k = k;
+      args.a = a.data();
+      args.a_stride = stride;
+      args.m = m;
+      args.y = y.data();
+      args.y_stride = n;
+      matmul_span(isa())(args, 0, n, scratch.data());
+      EXPECT_EQ(y, std::vector<float>(y.size(), 0.0f));
+    }
+  }
+}
+
+TEST_P(MatmulOf, AnInfiniteActivationGivesNaNOrInfinityInItsRowOnly) {
+  const int64_t k = 256, n = 6;
+  const bool quantised = info(type()).quantised;
+  const Bytes stride = row_bytes(quantised ? DType::kActQ8 : DType::kF32, k);
+  for (int64_t m : {2, 8}) {
+    AlignedBytes weight(static_cast<size_t>(row_bytes(type(), k) * n));
+    Random random(12);
+    random.weights(type(), n, k, weight.data());
+    AlignedBytes a(static_cast<size_t>(stride * m));
+    for (int64_t r = 0; r < m; ++r) {
+      std::vector<float> x = random.normals(static_cast<size_t>(k));
+      if (r == 1) x[77] = std::numeric_limits<float>::infinity();
+      if (quantised) quantize_row(x.data(), k, a.data() + r * stride);
+      else std::memcpy(a.data() + r * stride, x.data(), x.size() * 4);
+    }
+    AlignedBytes scratch(static_cast<size_t>(matmul_scratch_bytes(type(), k, m)));
+    std::vector<float> y(static_cast<size_t>(n * m));
+    MatmulArgs args;
+    args.type = type();
+    args.weight = weight.data();
+    args.k = k;
+    args.a = a.data();
+    args.a_stride = stride;
+    args.m = m;
+    args.y = y.data();
+    args.y_stride = n;
+    matmul_span(isa())(args, 0, n, scratch.data());
+    for (int64_t i = 0; i < n * m; ++i) {
+      EXPECT_EQ(std::isfinite(y[static_cast<size_t>(i)]), i / n != 1) << i;
     }
   }
 }
