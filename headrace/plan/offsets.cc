@@ -41,11 +41,46 @@ std::vector<Block> blocks_of(const std::vector<Buffer>& buffers) {
   return blocks;
 }
 
-// The lowest aligned offset where `block` meets no placed block that is alive with it.
-Bytes lowest_free(const Block& block, const std::vector<const Block*>& placed_by_offset) {
+// Placed blocks, found by when they live. Short-lived ones lie in buckets of ops, so that a graph of
+// many ops is not quadratic.
+class PlacedBlocks {
+ public:
+  explicit PlacedBlocks(int32_t ops) : buckets_(static_cast<size_t>(ops / kOps + 1)) {}
+
+  void add(const Block* b) {
+    (b->last - b->first < kOps ? buckets_[static_cast<size_t>(b->first / kOps)] : long_).push_back(b);
+  }
+
+  // The placed blocks alive together with `block`, by offset.
+  const std::vector<const Block*>& meeting(const Block& block) {
+    met_.clear();
+    collect(long_, block);
+    for (int32_t i = std::max(0, block.first / kOps - 1); i <= block.last / kOps; ++i) {
+      collect(buckets_[static_cast<size_t>(i)], block);
+    }
+    std::sort(met_.begin(), met_.end(), [](const Block* x, const Block* y) {
+      return x->offset != y->offset ? x->offset < y->offset : x->root < y->root;
+    });
+    return met_;
+  }
+
+ private:
+  static constexpr int32_t kOps = 64;  // a bucket
+
+  void collect(const std::vector<const Block*>& from, const Block& block) {
+    for (const Block* p : from) {
+      if (p->last >= block.first && block.last >= p->first) met_.push_back(p);
+    }
+  }
+
+  std::vector<std::vector<const Block*>> buckets_;  // by first op
+  std::vector<const Block*> long_, met_;
+};
+
+// The lowest aligned offset where `block` meets none of the blocks alive with it.
+Bytes lowest_free(const Block& block, const std::vector<const Block*>& meeting_by_offset) {
   Bytes at = 0;
-  for (const Block* p : placed_by_offset) {
-    if (p->last < block.first || block.last < p->first) continue;
+  for (const Block* p : meeting_by_offset) {
     if (round_up(at, block.alignment) + block.bytes <= p->offset) break;
     at = std::max(at, p->offset + p->bytes);
   }
@@ -60,17 +95,15 @@ Bytes assign_offsets(std::vector<Buffer>& buffers) {
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; });
-  std::vector<const Block*> placed;
+  int32_t ops = 0;
+  for (const Block& b : blocks) ops = std::max(ops, b.last + 1);
+  PlacedBlocks placed(ops);
   Bytes height = 0;
   for (size_t i : order) {
     Block& b = blocks[i];
-    b.offset = lowest_free(b, placed);
+    b.offset = lowest_free(b, placed.meeting(b));
     height = std::max(height, b.offset + b.bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), &b,
-                                   [](const Block* x, const Block* y) {
-                                     return x->offset < y->offset;
-                                   }),
-                  &b);
+    placed.add(&b);
   }
   std::vector<Bytes> offset_of(buffers.size(), 0);
   for (const Block& b : blocks) offset_of[static_cast<size_t>(b.root)] = b.offset;

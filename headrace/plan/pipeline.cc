@@ -59,6 +59,7 @@ std::vector<Bytes> ring_candidates(const Analysis& a) {
   for (const WeightUse& w : a.weights) largest = std::max(largest, w.bytes);
   const Bytes room = a.layout.weight_end() - a.layout.weight_begin();
   std::vector<Bytes> sizes = {largest};
+  if (largest == 0) return sizes;  // a graph without weights
   for (Bytes ring = 2 * largest; ring <= std::min(room, 64 * kMiB); ring *= 2) {
     sizes.push_back(ring);
   }
