@@ -1,55 +1,42 @@
 // headrace run: generates text inside a budget.
-#include <csignal>
+#include <memory>
 
-#include <atomic>
-#include <cstdio>
-
-#include "headrace/session/generate.h"
 #include "tools/commands.h"
-#include "tools/options.h"
+#include "tools/run_session.h"
 
 namespace headrace::cli {
 namespace {
 
-struct RunOptions {
-  BudgetOptions budget;
-  std::string prompt;
-  GenerateOptions generate;
-};
+void add_prompt_options(CLI::App& verb, PromptOptions* o) {
+  CLI::Option* prompt = verb.add_option("--prompt", o->text, "Text to continue");
+  prompt->each([o](const std::string&) { o->has_text = true; });
+  verb.add_option("--prompt-file", o->file, "Read the prompt from a file");
+  verb.add_flag("--stdin", o->from_stdin, "Read the prompt from standard input");
+  verb.add_flag("--chat", o->chat,
+                "Put the prompt through the model's chat template; without a prompt, on a "
+                "terminal: a conversation");
+  verb.add_option("--system", o->system, "With --chat: the system message");
+}
 
-std::atomic<bool> g_cancel{false};
-
-Status run(const RunOptions& o) {
-  HR_ASSIGN(SessionOptions options, session_options(o.budget));
-  HR_ASSIGN(const std::unique_ptr<Model> model, load_model(o.budget.model));
-  EncodeOptions encode;
-  encode.add_bos = model->tokenizer.add_bos();
-  HR_ASSIGN(const std::vector<int32_t> prompt, model->tokenizer.encode(o.prompt, encode));
-  options.prompt_tokens = static_cast<int64_t>(prompt.size());
-  options.new_tokens = o.generate.max_tokens;
-  HR_ASSIGN(SessionPlan plan, plan_session(*model, options));
-  for (const auto& i : plan.ledger.items()) {
-    std::fprintf(stderr, "%s %s\n", i.name.c_str(), human_bytes(i.bytes).c_str());
-  }
-  const PlanSummary s = summarize(plan.decode);
-  std::fprintf(stderr, "M %s R %s streamed %s ring %s predicted %.2f ms\n",
-               human_bytes(s.model_bytes).c_str(), human_bytes(s.resident_bytes).c_str(),
-               human_bytes(s.streamed_bytes).c_str(), human_bytes(s.ring_bytes).c_str(),
-               static_cast<double>(s.predicted_ns) / 1e6);
-  HR_ASSIGN(std::unique_ptr<Session> session, Session::start(*model, std::move(plan), &g_cancel));
-  GenerateStats stats;
-  HR_TRY(generate(*session, model->tokenizer, prompt, o.generate, [&](int32_t token) {
-    const std::string bytes = model->tokenizer.token_bytes(token, false);
-    std::fwrite(bytes.data(), 1, bytes.size(), stdout);
-    std::fflush(stdout);
-    return true;
-  }, &stats));
-  std::fprintf(stderr, "\nprefill %lld in %.1f ms, steady %lld in %.1f ms, wait %.1f ms, loaded %s/token\n",
-               static_cast<long long>(stats.prompt_tokens), stats.prefill_ns / 1e6,
-               static_cast<long long>(stats.steady_steps), stats.steady_ns / 1e6,
-               stats.steady_wait_ns / 1e6,
-               human_bytes(stats.steady_loaded / std::max<int64_t>(1, stats.steady_steps)).c_str());
-  return {};
+void add_generation_options(CLI::App& verb, RunOptions* o) {
+  GenerateOptions& g = o->generate;
+  verb.add_option("--tokens", g.max_tokens, "Tokens to generate (0: until the context is full)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str()
+      ->each([o](const std::string&) { o->has_tokens = true; });
+  verb.add_option("--temperature", g.sampling.temperature, "0: always the likeliest token")
+      ->capture_default_str();
+  verb.add_option("--top-k", g.sampling.top_k, "Sample from the K likeliest (0: all)")
+      ->capture_default_str();
+  verb.add_option("--top-p", g.sampling.top_p, "Sample from the likeliest with this share (1: all)")
+      ->capture_default_str();
+  verb.add_option("--min-p", g.sampling.min_p, "Drop tokens below this share of the likeliest")
+      ->capture_default_str();
+  verb.add_option("--repeat-penalty", g.sampling.repeat_penalty,
+                  "Push down tokens of the last 64 (1: no)")
+      ->capture_default_str();
+  verb.add_option("--seed", g.sampling.seed, "Of the sampler")->capture_default_str();
+  verb.add_flag("--ignore-eos", g.ignore_end, "Go on after an end-of-text token");
 }
 
 }  // namespace
@@ -58,12 +45,12 @@ void add_run(CLI::App& app, Action* action) {
   auto o = std::make_shared<RunOptions>();
   CLI::App* verb = app.add_subcommand("run", "Generate text inside a memory budget");
   add_budget_options(*verb, &o->budget);
-  verb->add_option("--prompt", o->prompt, "Text to continue");
-  verb->add_option("--tokens", o->generate.max_tokens, "Tokens to generate");
-  verb->callback([o, action] { *action = [o] { return run(*o); }; });
+  add_prompt_options(*verb, &o->prompt);
+  add_generation_options(*verb, o.get());
+  verb->add_option("--report", o->report_file, "Write what was planned and measured as JSON");
+  verb->add_option("--trace", o->trace_file,
+                   "Write the last step as Chrome trace JSON (chrome://tracing, Perfetto)");
+  verb->callback([o, action] { *action = [o] { return run_session(*o); }; });
 }
-void add_plan(CLI::App&, Action*) {}
-void add_inspect(CLI::App&, Action*) {}
-void add_probe(CLI::App&, Action*) {}
 
 }  // namespace headrace::cli

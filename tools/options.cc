@@ -1,13 +1,15 @@
 #include "tools/options.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "headrace/base/system_memory.h"
 
@@ -22,12 +24,67 @@ Bytes auto_reserve(const MemoryRoom& room) {
                : std::max<Bytes>(room.available / 8, 256 * kMiB);
 }
 
-Result<Bytes> budget_of(const std::string& text) {
+Status read_budget(const std::string& text, Setup* setup) {
   HR_ASSIGN(const MemoryRoom room, memory_room());
-  const Bytes automatic = std::max<Bytes>(room.available - auto_reserve(room), kMiB);
-  if (text == "auto") return automatic;
-  return parse_size(text, automatic);
+  const Bytes reserve = auto_reserve(room);
+  const Bytes automatic = std::max<Bytes>(room.available - reserve, kMiB);
+  const std::string source =
+      text_of("%s of %s less %s", room.limited_by == "MemAvailable" ? "available memory"
+                                                                    : "control group's room",
+              human_bytes(room.available).c_str(), human_bytes(reserve).c_str());
+  if (text == "auto") {
+    setup->session.memory_bytes = automatic;
+    setup->budget_source = "auto: " + source;
+    return {};
+  }
+  HR_ASSIGN(setup->session.memory_bytes, parse_size(text, automatic));
+  const bool relative = !text.empty() && text.back() == '%';
+  setup->budget_source = relative ? text + " of auto" : "set by --memory";
+  return {};
 }
+
+Status read_machine(const BudgetOptions& o, Setup* setup) {
+  std::string path = o.machine_file;
+  if (path.empty()) {
+    path = cached_machine_path();
+    if (path.empty() || ::access(path.c_str(), F_OK) != 0) path.clear();
+  }
+  if (path.empty()) {
+    setup->session.machine = Machine::defaults(setup->session.threads);
+    setup->machine_source = "built-in defaults (measure yours: headrace probe)";
+    return {};
+  }
+  HR_ASSIGN(const std::string text, read_file(path));
+  auto machine = machine_from_json(text);
+  if (!machine.ok()) return machine.status().within(path);
+  setup->session.machine = std::move(machine).value();
+  setup->machine_source = setup->session.machine.name;
+  setup->machine_measured = true;
+  return {};
+}
+
+Result<std::string> read_descriptor(int descriptor, const std::string& name) {
+  std::string text;
+  char piece[16384];
+  for (;;) {
+    const ssize_t n = ::read(descriptor, piece, sizeof(piece));
+    if (n > 0) {
+      text.append(piece, static_cast<size_t>(n));
+    } else if (n == 0) {
+      return text;
+    } else if (errno != EINTR) {
+      return error(Code::kIo, "cannot read %s: %s", name.c_str(), std::strerror(errno));
+    } else {
+      return error(Code::kCancelled, "stopped while reading %s", name.c_str());
+    }
+  }
+}
+
+Status cannot_write(const std::string& path, int reason) {
+  return error(Code::kIo, "cannot write %s: %s", path.c_str(), std::strerror(reason));
+}
+
+}  // namespace
 
 int allowed_cpus() {
   cpu_set_t set;
@@ -35,7 +92,13 @@ int allowed_cpus() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
-}  // namespace
+std::string cached_machine_path() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && cache[0] == '/') return std::string(cache) + "/headrace/machine.json";
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || home[0] == '\0') return "";
+  return std::string(home) + "/.cache/headrace/machine.json";
+}
 
 void add_budget_options(CLI::App& verb, BudgetOptions* o) {
   verb.add_option("model", o->model, "GGUF file (any part of a split one) or Hugging Face folder")
@@ -49,47 +112,59 @@ void add_budget_options(CLI::App& verb, BudgetOptions* o) {
       ->check(CLI::Range(1, 1024));
   verb.add_option("--chunk", o->chunk, "Prompt tokens a step (default: chosen by the planner)")
       ->check(CLI::Range(int64_t{1}, int64_t{8192}));
-  verb.add_option("--machine", o->machine_file, "Rates of this machine, from `headrace probe`");
+  verb.add_option("--machine", o->machine_file,
+                  "Rates of this machine, from `headrace probe` (default: the last probe's)");
 }
 
-Result<SessionOptions> session_options(const BudgetOptions& o) {
-  SessionOptions s;
-  HR_ASSIGN(s.memory_bytes, budget_of(o.memory));
-  s.threads = o.threads > 0 ? o.threads : allowed_cpus();
-  s.context = o.context;
-  s.chunk = o.chunk;
-  s.machine = Machine::defaults(s.threads);
-  if (!o.machine_file.empty()) {
-    HR_ASSIGN(const std::string text, read_file(o.machine_file));
-    HR_ASSIGN(s.machine, machine_from_json(text));
-  }
-  return s;
+Result<Setup> read_setup(const BudgetOptions& o) {
+  Setup setup;
+  HR_TRY(read_budget(o.memory, &setup).within("--memory"));
+  setup.session.threads = o.threads > 0 ? o.threads : allowed_cpus();
+  setup.session.context = o.context;
+  setup.session.chunk = o.chunk;
+  HR_TRY(read_machine(o, &setup));
+  return setup;
 }
 
 Result<std::string> read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (in) text << in.rdbuf();
-  if (!in || std::filesystem::is_directory(path)) {
-    return error(Code::kIo, "cannot read %s: %s", path.c_str(),
-                 std::strerror(errno != 0 ? errno : EISDIR));
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) {
+    return error(Code::kIo, "cannot read %s: %s", path.c_str(), std::strerror(errno));
   }
-  return text.str();
+  auto text = read_descriptor(descriptor, path);
+  ::close(descriptor);
+  return text;
 }
 
+Result<std::string> read_stdin() { return read_descriptor(STDIN_FILENO, "standard input"); }
+
 Status write_file(const std::string& path, const std::string& content) {
-  const std::string temporary = path + ".partial";
-  std::FILE* out = std::fopen(temporary.c_str(), "wb");
-  if (out == nullptr) {
-    return error(Code::kIo, "cannot write %s: %s", path.c_str(), std::strerror(errno));
-  }
+  struct stat info = {};
+  const bool direct = ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode);
+  const std::string target = direct ? path : path + ".partial";
+  std::FILE* out = std::fopen(target.c_str(), "wb");
+  if (out == nullptr) return cannot_write(path, errno);
+  errno = 0;
   const bool written = std::fwrite(content.data(), 1, content.size(), out) == content.size();
+  // Delayed allocation reports a full disk only when the bytes are forced out.
+  const bool flushed = std::fflush(out) == 0 && (direct || ::fsync(fileno(out)) == 0);
+  int reason = errno;
   const bool closed = std::fclose(out) == 0;
-  if (!written || !closed || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    const int reason = errno;
-    std::remove(temporary.c_str());
-    return error(Code::kIo, "cannot write %s: %s", path.c_str(), std::strerror(reason));
+  if (written && flushed && !closed) reason = errno;
+  if (written && flushed && closed) {
+    if (direct || std::rename(target.c_str(), path.c_str()) == 0) return {};
+    reason = errno;
   }
+  if (!direct) std::remove(target.c_str());
+  return cannot_write(path, reason);
+}
+
+Status check_writable(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return cannot_write(path, EISDIR);
+  std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) return cannot_write(path, errno);
   return {};
 }
 

@@ -18,12 +18,30 @@ struct BudgetOptions {
 };
 void add_budget_options(CLI::App& verb, BudgetOptions* options);
 
-// Reads sizes, machine file and CPU count. kUsage for a budget that is no size.
-Result<SessionOptions> session_options(const BudgetOptions& options);
+// Library options, and for people where their numbers come from.
+struct Setup {
+  SessionOptions session;
+  std::string budget_source;   // "set", "auto: ..."
+  std::string machine_source;  // "built-in defaults (...)", "measured ..."
+  bool machine_measured = false;
+};
+// Reads sizes, machine file and CPU count. kUsage for a budget that is no size; kIo and kBadFile
+// for a machine file that cannot be read or is none.
+Result<Setup> read_setup(const BudgetOptions& options);
 
-// Reads a whole small file. kIo with name and errno.
+int allowed_cpus();
+// Where `probe` writes and the other verbs look: $XDG_CACHE_HOME/headrace/machine.json, else
+// ~/.cache/headrace/machine.json; empty when there is no home folder.
+std::string cached_machine_path();
+
+// Reads a whole file. kIo with name and errno.
 Result<std::string> read_file(const std::string& path);
-// Writes a file completely or not at all (a temporary beside it, then rename). kIo.
+// All of standard input. kIo.
+Result<std::string> read_stdin();
+// Writes a file completely or not at all (a temporary beside it, then rename); what is not a
+// regular file (a pipe, /dev/stderr) is written to. kIo.
 Status write_file(const std::string& path, const std::string& content);
+// kIo when write_file could not write there as things are now.
+Status check_writable(const std::string& path);
 
 }  // namespace headrace::cli

@@ -1,0 +1,122 @@
+#include "headrace/report/run_report.h"
+
+#include <algorithm>
+
+#include "headrace/base/status.h"
+
+namespace headrace {
+namespace {
+
+double seconds(Nanos ns) { return static_cast<double>(ns) / 1e9; }
+
+double rate(int64_t count, Nanos ns) {
+  return ns > 0 && count > 0 ? static_cast<double>(count) / seconds(ns) : 0;
+}
+
+Bytes each(Bytes total, int64_t steps) { return steps > 0 ? total / steps : 0; }
+
+// The rate of all decode steps where there are no steady ones.
+double shown_rate(const RunReport& r) {
+  if (r.steady_steps > 0) return decode_tokens_per_s(r);
+  return rate(static_cast<int64_t>(r.tokens.size()) - 1, r.decode_ns);
+}
+
+}  // namespace
+
+double decode_tokens_per_s(const RunReport& r) { return rate(r.steady_steps, r.steady_ns); }
+double prefill_tokens_per_s(const RunReport& r) { return rate(r.prompt_tokens, r.prefill_ns); }
+
+double stall_fraction(const RunReport& r) {
+  return r.steady_ns > 0 ? seconds(r.steady_wait_ns) / seconds(r.steady_ns) : 0;
+}
+
+double bound_tokens_per_s(const RunReport& r) {
+  if (r.steady_steps == 0 || r.plan.machine.link_bytes_per_s <= 0) return 0;
+  const double link =
+      static_cast<double>(r.plan.decode.streamed_bytes) / r.plan.machine.link_bytes_per_s;
+  const double compute =
+      seconds(r.steady_ns - r.steady_wait_ns) / static_cast<double>(r.steady_steps);
+  const double slowest = std::max(link, compute);
+  return slowest > 0 ? 1 / slowest : 0;
+}
+
+std::string run_report_json(const RunReport& r) {
+  JsonWriter json;
+  json.begin_object();
+  json.field("version", r.version);
+  json.field("exit_reason", r.exit_reason).field("exit_code", r.exit_code);
+  if (!r.error.empty()) json.field("error", r.error);
+  json.field("budget_bytes", r.plan.budget_bytes);
+  json.field("peak_rss_bytes", r.peak_rss_bytes);
+  json.field("model_bytes", r.plan.decode.model_bytes);
+  json.field("resident_bytes", r.plan.decode.resident_bytes);
+  json.field("streamed_bytes_per_token", r.plan.decode.streamed_bytes);
+  json.field("loaded_bytes_per_token", each(r.steady_loaded, r.steady_steps));
+  json.field("gathered_bytes_per_token", each(r.steady_gathered, r.steady_steps));
+  json.key("read_bytes_per_token");
+  if (r.steady_read >= 0 && r.steady_steps > 0) {
+    json.value(each(r.steady_read, r.steady_steps));
+  } else {
+    json.null();
+  }
+  json.field("prompt_tokens", r.prompt_tokens);
+  json.field("prefill_seconds", seconds(r.prefill_ns));
+  json.field("prefill_tokens_per_s", prefill_tokens_per_s(r));
+  json.field("decode_seconds_total", seconds(r.decode_ns));
+  json.field("steady_steps", r.steady_steps);
+  json.field("steady_seconds", seconds(r.steady_ns));
+  json.field("decode_tokens_per_s", decode_tokens_per_s(r));
+  json.field("bound_tokens_per_s", bound_tokens_per_s(r));
+  json.field("stall_fraction", stall_fraction(r));
+  json.field("time_to_first_token_s", seconds(r.first_token_ns));
+  json.field("time_to_first_token_from", "the entry of main()");
+  json.field("tier_method", r.tier_method).field("tier_notice", r.tier_notice);
+  json.field("replans", r.replans);
+  json.field("context", r.plan.context).field("chunk", r.plan.chunk);
+  json.field("threads", r.plan.threads);
+  json.key("tokens").numbers(r.tokens);
+  json.field("text", r.text);
+  json.key("plan").begin_object();
+  write_plan(r.plan, json);
+  json.end_object();
+  json.end_object();
+  return json.take();
+}
+
+std::string final_line(const RunReport& r) {
+  const size_t n = r.tokens.size();
+  std::string line = text_of("%s token%s", grouped(static_cast<int64_t>(n)).c_str(),
+                             n == 1 ? "" : "s");
+  if (shown_rate(r) > 0) line += ", " + human_number(shown_rate(r)) + " tok/s";
+  if (r.prefill_ns > 0) {
+    line += text_of("; prompt %s at %s tok/s", grouped(r.prompt_tokens).c_str(),
+                    human_number(prefill_tokens_per_s(r)).c_str());
+  }
+  if (r.steady_steps > 0) {
+    const Bytes loaded = each(r.steady_loaded, r.steady_steps);
+    line += loaded > 0 ? "; read " + human_bytes(loaded) + " a token" : "; read nothing";
+  }
+  return line + text_of("; peak %s of %s", human_bytes(r.peak_rss_bytes).c_str(),
+                        human_bytes(r.plan.budget_bytes).c_str());
+}
+
+std::string progress_line(const Progress& p, int width, const TextStyle& style) {
+  const double per_s = rate(p.done, p.elapsed_ns);
+  std::string line = p.what + " " + grouped(p.done);
+  if (p.total > 0) line += "/" + grouped(p.total);
+  std::string tail = per_s > 0 ? "  " + human_number(per_s) + " tok/s" : "";
+  if (per_s > 0 && p.total > p.done) {
+    const double left = static_cast<double>(p.total - p.done) / per_s;
+    tail += "  " + human_time(static_cast<Nanos>(left * 1e9)) + " left";
+  }
+  const int room = width - columns(line) - columns(tail) - 3;
+  if (p.total > 0 && room >= 8) {
+    const double part = static_cast<double>(p.done) / static_cast<double>(p.total);
+    line += "  " + bar(part, std::min(room, 30), style);
+  }
+  line += tail;
+  if (columns(line) <= width) return line;
+  return line.substr(0, static_cast<size_t>(std::max(0, width)));  // numbers only: all ASCII
+}
+
+}  // namespace headrace

@@ -1,0 +1,78 @@
+// The terminal side of a verb: where text, notices and progress may go, and how a run is stopped.
+//
+// Promises
+//   1. Only TextOutput writes to stdout in `run`; everything else goes to stderr.
+//   2. Progress is drawn only when stderr is a terminal, and never while text streams to one.
+//   3. The first SIGINT or SIGTERM sets a flag; the next one ends the process.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <string_view>
+
+#include "headrace/base/status.h"
+#include "headrace/report/run_report.h"
+
+namespace headrace::cli {
+
+struct Console {
+  bool stdin_terminal = false;
+  bool stdout_terminal = false;
+  bool stderr_terminal = false;
+  int width = 80;         // of stderr's terminal
+  TextStyle error_style;  // of stderr
+  TextStyle output_style; // of stdout
+};
+// Looks at the descriptors, the locale variables, TERM and NO_COLOR.
+Console look_at_console();
+
+// Nanoseconds since the entry of main(), which calls this first.
+Nanos since_start();
+
+// A line on stderr, "headrace: " before it.
+[[gnu::format(printf, 1, 2)]] void notice(const char* format, ...);
+// Text on stderr as it is.
+void print_error(std::string_view text);
+// Text on stdout. kIo when it cannot be written; ok when the reader has gone.
+Status print_output(std::string_view text);
+
+// Ignores SIGPIPE and makes SIGINT and SIGTERM set the flag that is returned.
+std::atomic<bool>* stop_flag();
+// While true, the first SIGINT only sets answer_interrupted() (a conversation goes on).
+void set_interruptible(bool on);
+bool answer_interrupted();
+
+// Generated text to stdout, each piece at once, past stdio.
+class TextOutput {
+ public:
+  // False once nothing more can be written.
+  bool write(std::string_view text);
+  bool closed() const { return error_ != 0; }
+  // Ok also when the reader went away (EPIPE): that ends a run, it is no failure. Else kIo.
+  Status status() const;
+
+ private:
+  int error_ = 0;
+};
+
+// The one rewritten line.
+class ProgressLine {
+ public:
+  explicit ProgressLine(const Console& console, bool enabled)
+      : console_(console), enabled_(enabled && console.stderr_terminal) {}
+  ~ProgressLine() { clear(); }
+  // Draws at most ten times a second, and not in the first half second.
+  void update(const char* what, int64_t done, int64_t total);
+  // A new phase: its own clock, nothing drawn yet.
+  void restart();
+  void clear();
+
+ private:
+  const Console& console_;
+  bool enabled_;
+  bool drawn_ = false;
+  Nanos begin_ = 0;
+  Nanos last_ = 0;
+};
+
+}  // namespace headrace::cli

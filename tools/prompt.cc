@@ -1,0 +1,62 @@
+#include "tools/prompt.h"
+
+#include "tools/options.h"
+
+namespace headrace::cli {
+
+Status check(const PromptOptions& o, const Console& console) {
+  const int sources = int{o.has_text} + int{!o.file.empty()} + int{o.from_stdin};
+  if (sources > 1) {
+    return error(Code::kUsage, "give one of --prompt, --prompt-file and --stdin, not %d", sources);
+  }
+  if (!o.system.empty() && !o.chat) return error(Code::kUsage, "--system needs --chat");
+  if (sources == 1 || o.interactive(console)) return {};
+  return error(Code::kUsage,
+               "no prompt: give --prompt TEXT, --prompt-file FILE or --stdin "
+               "(or --chat on a terminal, for a conversation)");
+}
+
+Result<std::string> read_prompt(const PromptOptions& o) {
+  if (o.from_stdin) return read_stdin();
+  if (!o.file.empty()) return read_file(o.file);
+  return o.text;
+}
+
+Result<std::vector<int32_t>> encode_plain(const Model& model, const std::string& text) {
+  EncodeOptions encode;
+  encode.add_bos = model.tokenizer.add_bos();
+  HR_ASSIGN(std::vector<int32_t> ids, model.tokenizer.encode(text, encode));
+  if (ids.empty()) return error(Code::kUsage, "the prompt is empty");
+  return ids;
+}
+
+Result<Conversation> Conversation::start(const Model& model, const std::string& system) {
+  if (model.chat_template.empty()) {
+    return error(Code::kUnsupported,
+                 "--chat: this model has no chat template (tokenizer.chat_template)");
+  }
+  HR_ASSIGN(ChatTemplate chat, ChatTemplate::parse(model.chat_template));
+  Conversation c(model, std::move(chat));
+  if (!system.empty()) c.say("system", system);
+  return c;
+}
+
+void Conversation::say(const std::string& role, const std::string& content) {
+  messages_.push_back({role, content});
+}
+
+Result<std::vector<int32_t>> Conversation::encode() const {
+  const Tokenizer& tokenizer = model_->tokenizer;
+  ChatOptions options;
+  if (tokenizer.bos() >= 0) options.bos_token = std::string(tokenizer.text(tokenizer.bos()));
+  if (tokenizer.eos() >= 0) options.eos_token = std::string(tokenizer.text(tokenizer.eos()));
+  auto pieces = template_.render(messages_, options);
+  if (!pieces.ok()) return pieces.status().within("chat template");
+  EncodeOptions encode;
+  encode.parse_special = true;  // in trusted pieces only; the template brings its own bos
+  HR_ASSIGN(std::vector<int32_t> ids, tokenizer.encode(*pieces, encode));
+  if (ids.empty()) return error(Code::kUsage, "the conversation is empty");
+  return ids;
+}
+
+}  // namespace headrace::cli

@@ -1,0 +1,55 @@
+// What is said to the model: a plain prompt, or a conversation through its chat template.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headrace/model/chat_template.h"
+#include "headrace/session/model.h"
+#include "tools/console.h"
+
+namespace headrace::cli {
+
+struct PromptOptions {
+  std::string text;
+  std::string file;
+  std::string system;
+  bool has_text = false;
+  bool from_stdin = false;
+  bool chat = false;
+  // A terminal, --chat and no prompt: a conversation typed by hand.
+  bool interactive(const Console& console) const {
+    return chat && !has_text && file.empty() && !from_stdin && console.stdin_terminal;
+  }
+};
+
+// Exactly one source of text, or a conversation: else kUsage saying what to do.
+Status check(const PromptOptions& options, const Console& console);
+// The prompt's text. kIo.
+Result<std::string> read_prompt(const PromptOptions& options);
+// Token ids of a plain prompt. kUsage when there are none.
+Result<std::vector<int32_t>> encode_plain(const Model& model, const std::string& text);
+
+// Messages so far, as the model's template renders them. `model` is borrowed.
+class Conversation {
+ public:
+  // kUnsupported when the model has no chat template; as ChatTemplate::parse.
+  static Result<Conversation> start(const Model& model, const std::string& system);
+
+  void say(const std::string& role, const std::string& content);
+  // Takes the last message back.
+  void unsay() { messages_.pop_back(); }
+  // Token ids of the whole conversation, ready for the assistant's answer. Special tokens come
+  // from the template alone, never from what people typed.
+  Result<std::vector<int32_t>> encode() const;
+
+ private:
+  Conversation(const Model& model, ChatTemplate chat)
+      : model_(&model), template_(std::move(chat)) {}
+  const Model* model_;
+  ChatTemplate template_;
+  std::vector<ChatMessage> messages_;
+};
+
+}  // namespace headrace::cli

@@ -1,0 +1,339 @@
+#include "tools/run_session.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+
+#include "headrace/base/system_memory.h"
+#include "headrace/model/tokenizer_stream.h"
+#include "tools/io_counter.h"
+#include "tools/plan_view.h"
+
+namespace headrace::cli {
+namespace {
+
+constexpr int64_t kConversationContext = 2048;  // positions, unless --context says otherwise
+constexpr int64_t kAnswerTokens = 512;          // the same, for --tokens
+constexpr int64_t kTypicalTurn = 64;            // tokens, to choose the chunk of a conversation
+constexpr Nanos kBetweenFileChecks = 1'000'000'000;
+
+size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  const size_t n = std::min(a.size(), b.size());
+  size_t i = 0;
+  while (i < n && a[i] == b[i]) ++i;
+  return i;
+}
+
+class Runner {
+ public:
+  explicit Runner(const RunOptions& options)
+      : o_(options),
+        console_(look_at_console()),
+        stop_(stop_flag()),
+        interactive_(options.prompt.interactive(console_)),
+        progress_(console_, true) {}
+
+  Status run() {
+    HR_TRY(check_options());
+    HR_TRY(load());
+    HR_TRY(plan());
+    HR_TRY(start());
+    Status status = interactive_ ? converse() : answer(prompt_, nullptr);
+    if (status.ok()) status = output_.status();
+    if (status.ok()) status = session_->check_files();
+    return finish(std::move(status));
+  }
+
+ private:
+  Status check_options() {
+    HR_TRY(check(o_.generate.sampling));
+    HR_TRY(check(o_.prompt, console_));
+    for (const std::string& file : {o_.report_file, o_.trace_file}) {
+      if (!file.empty()) HR_TRY(check_writable(file));
+    }
+    HR_ASSIGN(setup_, read_setup(o_.budget));
+    return {};
+  }
+
+  Status stopped() const {
+    return stop_->load() ? error(Code::kCancelled, "stopped on request") : Status();
+  }
+
+  Status load() {
+    std::string text;
+    if (!interactive_) {
+      HR_ASSIGN(text, read_prompt(o_.prompt));
+    }
+    HR_ASSIGN(model_, load_model(o_.budget.model));
+    HR_TRY(stopped());
+    if (o_.prompt.chat) {
+      HR_ASSIGN(Conversation c, Conversation::start(*model_, o_.prompt.system));
+      conversation_ = std::move(c);
+      if (interactive_) return {};
+      conversation_->say("user", text);
+      HR_ASSIGN(prompt_, conversation_->encode());
+      conversation_.reset();  // the template's memory is worth having back
+      return {};
+    }
+    HR_ASSIGN(prompt_, encode_plain(*model_, text));
+    return {};
+  }
+
+  Status plan() {
+    SessionOptions& s = setup_.session;
+    max_tokens_ = o_.generate.max_tokens;
+    if (interactive_) {
+      if (!o_.has_tokens) max_tokens_ = kAnswerTokens;
+      if (s.context == 0) s.context = conversation_context();
+      s.prompt_tokens = std::min(kTypicalTurn, s.context - 1);
+      s.new_tokens = s.context - s.prompt_tokens;
+    } else {
+      s.prompt_tokens = static_cast<int64_t>(prompt_.size());
+      s.new_tokens = max_tokens_;
+    }
+    auto planned = plan_session(*model_, s);
+    if (!planned.ok()) {
+      if (planned.status().code() == Code::kDoesNotFit) advice_ = fit_advice(*model_, s);
+      return planned.status();
+    }
+    plan_ = std::move(planned).value();
+    HR_TRY(stopped());
+    report_.plan = plan_report(*model_, o_.budget.model, plan_, setup_);
+    print_error(plan_table(report_.plan, console_.error_style) + "\n");
+    warn_of_context(std::max(s.context, s.prompt_tokens + s.new_tokens));
+    return {};
+  }
+
+  // As many positions as are usual and fit.
+  int64_t conversation_context() const {
+    SessionOptions s = setup_.session;
+    s.context = kConversationContext;
+    if (model_->config.trained_context > 0) {
+      s.context = std::min(s.context, model_->config.trained_context);
+    }
+    while (s.context > context_bucket(1)) {
+      const auto least = least_memory(*model_, s);
+      if (!least.ok() || *least <= s.memory_bytes) break;
+      s.context = context_bucket(s.context / 2);
+    }
+    return s.context;
+  }
+
+  void warn_of_context(int64_t positions) const {
+    const int64_t trained = model_->config.trained_context;
+    if (trained <= 0 || positions <= trained) return;
+    notice("warning: a context of %s goes beyond the %s positions this model was trained for",
+           grouped(positions).c_str(), grouped(trained).c_str());
+  }
+
+  Status start() {
+    HR_ASSIGN(session_, Session::start(*model_, std::move(plan_), stop_));
+    report_.tier_method = session_->tier().method;
+    report_.tier_notice = session_->tier().notice;
+    if (!report_.tier_notice.empty()) notice("%s", report_.tier_notice.c_str());
+    session_->on_step([this](int64_t done) {
+      if (prompt_left_ > 1) progress_.update("prompt", done, prompt_left_);
+    });
+    return {};
+  }
+
+  // Called with each token; false ends the answer.
+  bool take(int32_t token, StreamDecoder& decoder, std::string* said) {
+    if (report_.first_token_ns == 0) report_.first_token_ns = since_start();
+    count_reads();
+    if (prompt_left_ > 0) progress_.restart();
+    prompt_left_ = 0;
+    const std::string text = decoder.push(token);
+    if (!text.empty()) {
+      if (said != nullptr) *said += text;
+      report_.text += text;
+      if (!output_.write(text)) return false;
+    }
+    // Text that streams to the terminal is its own progress.
+    if (!console_.stdout_terminal) progress_.update("text", tokens_now_, limit_);
+    return !answer_interrupted() && files_unchanged();
+  }
+
+  // Reads between the second token and the last are those of the steady steps.
+  void count_reads() {
+    ++tokens_now_;
+    if (tokens_now_ < 2) return;
+    const Bytes now = io_.read_bytes();
+    if (tokens_now_ == 2) reads_begin_ = now;
+    reads_end_ = now;
+  }
+
+  bool files_unchanged() {
+    const Nanos now = since_start();
+    if (now - last_check_ < kBetweenFileChecks) return true;
+    last_check_ = now;
+    return session_->check_files().ok();
+  }
+
+  // Appends `tokens` to the session and streams what follows.
+  Status answer(std::span<const int32_t> tokens, std::string* said) {
+    const int64_t room = session_->plan().context - session_->position() -
+                         static_cast<int64_t>(tokens.size());
+    if (room < 0) {
+      return error(Code::kUsage, "%zu more tokens do not fit the context of %lld", tokens.size(),
+                   static_cast<long long>(session_->plan().context));
+    }
+    GenerateOptions g = o_.generate;
+    limit_ = max_tokens_ > 0 ? std::min(max_tokens_, room + 1) : room + 1;
+    g.max_tokens = limit_;
+    tokens_now_ = 0;
+    reads_begin_ = reads_end_ = -1;
+    prompt_left_ = static_cast<int64_t>(tokens.size());
+    progress_.restart();
+    StreamDecoder decoder(model_->tokenizer, {});
+    GenerateStats stats;
+    const Status status = generate(
+        *session_, model_->tokenizer, tokens, g,
+        [&](int32_t token) { return take(token, decoder, said); }, &stats);
+    progress_.clear();
+    const std::string rest = decoder.finish();
+    report_.text += rest;
+    if (said != nullptr) *said += rest;
+    output_.write(rest);
+    if (status.ok() && tokens_now_ >= 2) reads_end_ = io_.read_bytes();
+    add(stats, status);
+    return status;
+  }
+
+  void add(const GenerateStats& s, const Status& status) {
+    report_.prompt_tokens += s.prompt_tokens;
+    report_.prefill_ns += s.prefill_ns;
+    report_.decode_ns += s.decode_ns;
+    report_.steady_steps += s.steady_steps;
+    report_.steady_ns += s.steady_ns;
+    report_.steady_wait_ns += s.steady_wait_ns;
+    report_.steady_loaded += s.steady_loaded;
+    report_.steady_gathered += s.steady_gathered;
+    if (reads_begin_ >= 0 && reads_end_ >= reads_begin_) {
+      report_.steady_read = std::max<Bytes>(report_.steady_read, 0) + reads_end_ - reads_begin_;
+    }
+    report_.tokens.insert(report_.tokens.end(), s.tokens.begin(), s.tokens.end());
+    if (!status.ok()) return;
+    const bool full = limit_ < max_tokens_ || max_tokens_ == 0;
+    report_.exit_reason = s.ended            ? "end_of_text"
+                          : output_.closed() ? "stdout_closed"
+                          : full             ? "context_full"
+                                             : "length";
+  }
+
+  Status converse() {
+    notice("a conversation; Ctrl-C stops an answer, Ctrl-D ends it");
+    report_.exit_reason = "end_of_input";
+    std::vector<int32_t> held;
+    std::string line;
+    while (!output_.closed()) {
+      print_error(bold("> ", console_.error_style));
+      if (!std::getline(std::cin, line)) break;
+      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+      conversation_->say("user", line);
+      HR_ASSIGN(std::vector<int32_t> ids, conversation_->encode());
+      if (static_cast<int64_t>(ids.size()) > session_->plan().context) {
+        notice("the context of %lld positions is full; --context makes it larger",
+               static_cast<long long>(session_->plan().context));
+        report_.exit_reason = "context_full";
+        return {};
+      }
+      HR_TRY(turn(std::move(ids), &held));
+      report_.exit_reason = "end_of_input";
+    }
+    print_error("\n");
+    return stopped();
+  }
+
+  // What the session holds already is not computed again.
+  Status turn(std::vector<int32_t> ids, std::vector<int32_t>* held) {
+    const size_t common = std::min(common_prefix(ids, *held), ids.size() - 1);
+    session_->rewind(static_cast<int64_t>(common));
+    const size_t before = report_.tokens.size();
+    std::string said;
+    set_interruptible(true);
+    const Status status = answer(std::span(ids).subspan(common), &said);
+    set_interruptible(false);
+    HR_TRY(status);
+    conversation_->say("assistant", said);
+    *held = std::move(ids);
+    held->insert(held->end(), report_.tokens.begin() + static_cast<std::ptrdiff_t>(before),
+                 report_.tokens.end());
+    held->resize(static_cast<size_t>(session_->position()));
+    output_.write("\n");
+    return {};
+  }
+
+  Status finish(Status status) {
+    progress_.clear();
+    // A terminal's text may end anywhere; the report's lines start on their own.
+    if (console_.stdout_terminal && !interactive_) print_error("\n");
+    if (status.code() == Code::kCancelled) report_.exit_reason = "cancelled";
+    if (!status.ok() && status.code() != Code::kCancelled) {
+      report_.exit_reason = "error";
+      report_.error = valid_utf8(status.message());
+    }
+    if (session_->replans() > 0) {
+      report_.plan = plan_report(*model_, o_.budget.model, session_->plan(), setup_);
+    }
+    report_.replans = session_->replans();
+    report_.version = HEADRACE_VERSION;
+    report_.exit_code = exit_code(status.code());
+    Status written = write_trace();
+    report_.peak_rss_bytes = process_memory().peak_rss;
+    if (!o_.report_file.empty()) {
+      const Status reported = write_file(o_.report_file, run_report_json(report_));
+      if (written.ok()) written = reported;
+    }
+    report_.peak_rss_bytes = process_memory().peak_rss;
+    print_error((console_.stdout_terminal ? "\n" : "") + final_line(report_) + "\n");
+    if (status.ok()) return written;
+    if (!written.ok()) notice("%s", written.message().c_str());
+    return status;
+  }
+
+  Status write_trace() const {
+    if (o_.trace_file.empty() || session_->position() == 0) return {};
+    return write_file(o_.trace_file,
+                      to_chrome_json(session_->last_program(), session_->last_trace()));
+  }
+
+ public:
+  // What would fit, when run() gave kDoesNotFit.
+  const std::string& advice() const { return advice_; }
+
+ private:
+  const RunOptions& o_;
+  Console console_;
+  std::atomic<bool>* stop_;
+  bool interactive_;
+  ProgressLine progress_;
+  Setup setup_;
+  std::unique_ptr<Model> model_;
+  std::optional<Conversation> conversation_;
+  std::vector<int32_t> prompt_;
+  SessionPlan plan_;
+  std::unique_ptr<Session> session_;
+  std::string advice_;
+  TextOutput output_;
+  IoCounter io_;
+  RunReport report_;
+  int64_t max_tokens_ = 0;
+  int64_t limit_ = 0;         // tokens of this answer, at most
+  int64_t tokens_now_ = 0;    // of this answer
+  int64_t prompt_left_ = 0;   // tokens of a prompt that is being read, 0 afterwards
+  Bytes reads_begin_ = -1;
+  Bytes reads_end_ = -1;
+  Nanos last_check_ = 0;
+};
+
+}  // namespace
+
+Status run_session(const RunOptions& options) {
+  Runner runner(options);
+  Status status = runner.run();
+  if (runner.advice().empty()) return status;
+  return Status(status.code(), status.message() + "\n" + runner.advice());
+}
+
+}  // namespace headrace::cli

@@ -1,0 +1,26 @@
+// One `headrace run`, from the options to the report.
+#pragma once
+
+#include <string>
+
+#include "headrace/session/generate.h"
+#include "tools/options.h"
+#include "tools/prompt.h"
+
+namespace headrace::cli {
+
+struct RunOptions {
+  BudgetOptions budget;
+  PromptOptions prompt;
+  GenerateOptions generate;
+  bool has_tokens = false;  // --tokens was given
+  std::string report_file;
+  std::string trace_file;
+};
+
+// Text goes to stdout, all else to stderr. Once the session has started a report is written
+// whatever happens. Errors: those of every part; kCancelled after a signal; kIo when the report or
+// trace cannot be written (checked before anything is loaded, too).
+Status run_session(const RunOptions& options);
+
+}  // namespace headrace::cli
