@@ -15,7 +15,12 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     if (u > INT64_MAX) return refuse("an integer needs more than 64 bits");
     return add(Value::integer(static_cast<int64_t>(u)));
   }
-  bool number_float(double f, const std::string&) override { return add(Value::real(f)); }
+  bool number_float(double f, const std::string& text) override {
+    // The parser hands over integers that are too long as floats.
+    if (text.find_first_of(".eE") == std::string::npos)
+      return refuse("an integer needs more than 64 bits");
+    return add(Value::real(f));
+  }
   bool string(std::string& s) override { return add(Value::string(from_utf8(s, true))); }
   bool binary(nlohmann::json::binary_t&) override { return refuse("binary data"); }
   bool start_object(size_t) override { return open(true); }
