@@ -26,8 +26,7 @@ Status plan(const PlanOptions& o) {
   const auto planned = plan_session(*model, s);
   if (!planned.ok()) {
     if (planned.status().code() != Code::kDoesNotFit) return planned.status();
-    return Status(Code::kDoesNotFit,
-                  planned.status().message() + "\n" + fit_advice(*model, s));
+    return with_advice(planned.status(), *model, s);
   }
   const PlanReport report = plan_report(*model, o.budget.model, *planned, setup);
   const std::vector<BudgetOption> budgets = other_budgets(*model, *planned);

@@ -57,7 +57,8 @@ int main(int argc, char** argv) {
   }
   const headrace::Status status = action();
   if (!status.ok()) {
-    headrace::cli::print_error("headrace: " + status.message() + "\n");
+    const bool ended = !status.message().empty() && status.message().back() == '\n';
+    headrace::cli::print_error("headrace: " + status.message() + (ended ? "" : "\n"));
   }
   return headrace::exit_code(status.code());
 }

@@ -37,7 +37,14 @@ Status read_budget(const std::string& text, Setup* setup) {
     setup->budget_source = "auto: " + source;
     return {};
   }
-  HR_ASSIGN(setup->session.memory_bytes, parse_size(text, automatic));
+  const auto size = parse_size(text, automatic);
+  if (!size.ok()) {
+    const bool told = size.status().message().find("512MiB") != std::string::npos;
+    return told ? size.status()
+                : error(Code::kUsage, "%s; write it like 512MiB, 2GB, 4096 (bytes), 60%% or auto",
+                        size.status().message().c_str());
+  }
+  setup->session.memory_bytes = *size;
   const bool relative = !text.empty() && text.back() == '%';
   setup->budget_source = relative ? text + " of auto" : "set by --memory";
   return {};

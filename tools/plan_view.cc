@@ -30,9 +30,13 @@ BudgetOption option_of(const SessionPlan& plan, std::string label) {
   return o;
 }
 
+int64_t asked_context(const SessionOptions& o) {
+  return context_bucket(o.context > 0 ? o.context : o.prompt_tokens + o.new_tokens);
+}
+
 // The largest context of whole halvings that fits, 0 when none does.
 int64_t context_that_fits(const Model& model, SessionOptions o) {
-  const int64_t asked = context_bucket(o.context > 0 ? o.context : o.prompt_tokens + o.new_tokens);
+  const int64_t asked = asked_context(o);
   for (int64_t context = context_bucket(asked / 2); context < asked;
        context = context_bucket(context / 2)) {
     if (context <= o.prompt_tokens) break;
@@ -113,16 +117,20 @@ PlanReport plan_report(const Model& model, const std::string& path, const Sessio
   return r;
 }
 
-std::string fit_advice(const Model& model, const SessionOptions& options) {
+Status with_advice(const Status& refusal, const Model& model, const SessionOptions& options) {
   const auto least = least_memory(model, options);
-  if (!least.ok()) return "";
-  std::string out;
+  if (!least.ok()) return refusal;
+  std::string out = refusal.message();
   if (*least > options.memory_bytes) {
-    out += text_of("%s are missing: the least budget is %s (%lld bytes).\n",
-                   human_bytes(*least - options.memory_bytes).c_str(),
-                   human_bytes(*least).c_str(), static_cast<long long>(*least));
+    out = text_of("%s do not hold this model with a context of %s\n%s (%lld bytes) are missing; the "
+                  "least budget is %s",
+                  human_bytes(options.memory_bytes).c_str(),
+                  grouped(asked_context(options)).c_str(),
+                  human_bytes(*least - options.memory_bytes).c_str(),
+                  static_cast<long long>(*least - options.memory_bytes),
+                  human_bytes(*least).c_str());
   }
-  out += "What would fit:\n" + option_line(mib_option(*least), "all else unchanged");
+  out += "\nwhat would fit:\n" + option_line(mib_option(*least), "all else unchanged");
   if (const int64_t context = context_that_fits(model, options); context > 0) {
     out += option_line(text_of("--context %lld", static_cast<long long>(context)),
                        "in the same memory");
@@ -130,7 +138,7 @@ std::string fit_advice(const Model& model, const SessionOptions& options) {
     SessionOptions small = options;
     small.context = context_bucket(options.prompt_tokens + 1);
     const auto smallest = least_memory(model, small);
-    if (smallest.ok() && *smallest < *least) {
+    if (smallest.ok() && round_up(*smallest, kMiB) < round_up(*least, kMiB)) {
       out += option_line(mib_option(*smallest),
                          text_of("with --context %lld", static_cast<long long>(small.context)));
     }
@@ -139,11 +147,11 @@ std::string fit_advice(const Model& model, const SessionOptions& options) {
     SessionOptions unchunked = options;
     unchunked.chunk = 0;
     const auto smaller = least_memory(model, unchunked);
-    if (smaller.ok() && *smaller < *least) {
+    if (smaller.ok() && round_up(*smaller, kMiB) < round_up(*least, kMiB)) {
       out += option_line(mib_option(*smaller), "without --chunk");
     }
   }
-  return out;
+  return Status(refusal.code(), out);
 }
 
 std::vector<BudgetOption> other_budgets(const Model& model, const SessionPlan& plan) {

@@ -20,9 +20,9 @@ ProgramFigures figures_of(const Program& program, int64_t rows);
 PlanReport plan_report(const Model& model, const std::string& path, const SessionPlan& plan,
                        const Setup& setup);
 
-// For kDoesNotFit of plan_session with `options`: the least budget and the nearest options that
-// really fit, as lines for stderr. Empty when they cannot be found out.
-std::string fit_advice(const Model& model, const SessionOptions& options);
+// `refusal`, a kDoesNotFit of plan_session with `options`, told with the shortfall, the least budget
+// and the nearest options that really fit; unchanged where they cannot be found out.
+Status with_advice(const Status& refusal, const Model& model, const SessionOptions& options);
 
 // Plans for budgets of 25, 50, 75 and 100 % of the weights and for the least one that keeps all of
 // them; the budget of `plan` stands among them in order.

@@ -93,8 +93,8 @@ class Runner {
     }
     auto planned = plan_session(*model_, s);
     if (!planned.ok()) {
-      if (planned.status().code() == Code::kDoesNotFit) advice_ = fit_advice(*model_, s);
-      return planned.status();
+      if (planned.status().code() != Code::kDoesNotFit) return planned.status();
+      return with_advice(planned.status(), *model_, s);
     }
     plan_ = std::move(planned).value();
     HR_TRY(stopped());
@@ -298,11 +298,6 @@ class Runner {
                       to_chrome_json(session_->last_program(), session_->last_trace()));
   }
 
- public:
-  // What would fit, when run() gave kDoesNotFit.
-  const std::string& advice() const { return advice_; }
-
- private:
   const RunOptions& o_;
   Console console_;
   std::atomic<bool>* stop_;
@@ -314,7 +309,6 @@ class Runner {
   std::vector<int32_t> prompt_;
   SessionPlan plan_;
   std::unique_ptr<Session> session_;
-  std::string advice_;
   TextOutput output_;
   IoCounter io_;
   RunReport report_;
@@ -330,10 +324,7 @@ class Runner {
 }  // namespace
 
 Status run_session(const RunOptions& options) {
-  Runner runner(options);
-  Status status = runner.run();
-  if (runner.advice().empty()) return status;
-  return Status(status.code(), status.message() + "\n" + runner.advice());
+  return Runner(options).run();
 }
 
 }  // namespace headrace::cli

@@ -30,90 +30,101 @@ std::string heading(const PlanReport& p, const TextStyle& style) {
                  human_bytes(p.weight_bytes).c_str(), p.main_type.c_str());
 }
 
-struct MemoryRow {
+// One line of the two-column part: label, decode, share and bar, prefill.
+struct Line {
   const char* label;
-  Bytes decode;
-  Bytes prefill;
+  std::string decode;
+  double part;  // of the bar; below 0: none
+  std::string prefill;
 };
 
-std::string memory_rows(const PlanReport& p, const TextStyle& style) {
+std::string line_text(const Line& l, const TextStyle& style) {
+  std::string out = "  " + pad_right(l.label, kLabel) + pad_left(l.decode, 11);
+  if (l.part >= 0) {
+    out += dim(pad_left(percent(l.part), 6), style) + "  " + bar(l.part, kBar, style);
+  } else if (!l.prefill.empty()) {
+    out += std::string(kBar + 8, ' ');
+  }
+  return out + (l.prefill.empty() ? "" : pad_left(l.prefill, 11)) + "\n";
+}
+
+std::string memory_lines(const PlanReport& p, const TextStyle& style) {
   const bool two = p.prefill.rows > 0;
   Bytes reserved = 0;
   for (const ReservedItem& i : p.reserved) reserved += i.bytes;
   const Bytes free = std::max<Bytes>(0, p.budget_bytes - reserved);
-  const auto resident = [](const ProgramFigures& f) { return f.resident_bytes; };
-  const MemoryRow rows[] = {
-      {"weights, resident", resident(p.decode), resident(p.prefill)},
+  struct Row {
+    const char* label;
+    Bytes decode;
+    Bytes prefill;
+  };
+  const Row rows[] = {
+      {"weights, resident", p.decode.resident_bytes, p.prefill.resident_bytes},
       {"weights, ring", p.decode.ring_bytes, p.prefill.ring_bytes},
       {"KV cache", p.decode.kv_bytes, p.prefill.kv_bytes},
       {"workspace", p.decode.workspace_bytes, p.prefill.workspace_bytes},
       {"other", other_bytes(p, p.decode), other_bytes(p, p.prefill)},
       {"not needed", free, free},
   };
-  std::string out = "  " + dim(pad_right("memory", kLabel), style) +
-                    dim(pad_left("decode", 11), style) + std::string(kBar + 8, ' ') +
-                    (two ? dim(pad_left("prefill", 11), style) : "") + "\n";
-  for (const MemoryRow& row : rows) {
-    if (row.decode == 0 && row.prefill == 0) continue;
-    const double part = share(row.decode, p.budget_bytes);
-    out += "  " + pad_right(row.label, kLabel) + pad_left(human_bytes(row.decode), 11) +
-           dim(pad_left(percent(part), 6), style) + "  " + bar(part, kBar, style) +
-           (two ? pad_left(human_bytes(row.prefill), 11) : "") + "\n";
+  std::string out = dim(line_text({"memory", "decode", -1, two ? "prefill" : ""}, style), style);
+  for (const Row& row : rows) {
+    // Rounding leaves a few pages: not worth a line.
+    if (std::max(row.decode, row.prefill) < p.budget_bytes / 1000) continue;
+    out += line_text({row.label, human_bytes(row.decode), share(row.decode, p.budget_bytes),
+                      two ? human_bytes(row.prefill) : ""},
+                     style);
   }
   return out + "  " + bold(pad_right("budget", kLabel), style) +
          bold(pad_left(human_bytes(p.budget_bytes), 11), style) + "  " +
          dim(p.budget_source, style) + "\n\n";
 }
 
-std::string pass_text(const ProgramFigures& f, const char* unit) {
-  const std::string reads =
-      f.streamed_bytes == 0
-          ? std::string("reads no weights")
-          : text_of("reads %s of %s", human_bytes(f.streamed_bytes).c_str(),
-                    human_bytes(f.model_bytes).c_str());
-  return reads + text_of(", %s a %s", human_time(f.predicted_ns).c_str(), unit);
+std::string tokens_text(int64_t n) { return grouped(n) + (n == 1 ? " token" : " tokens"); }
+
+std::string speed_text(const ProgramFigures& f) {
+  return human_number(predicted_tokens_per_s(f)) + " tok/s";
 }
 
-std::string waiting(const ProgramFigures& f) {
-  const double part = share(f.predicted_stall_ns, f.predicted_ns);
-  return part < 0.005 ? std::string("never waits for it")
-                      : percent(part) + " of it waiting for the disk";
+std::string pass_lines(const PlanReport& p, const TextStyle& style) {
+  const ProgramFigures &d = p.decode, &f = p.prefill;
+  const bool two = f.rows > 0;
+  const auto column = [&](std::string text) { return two ? std::move(text) : std::string(); };
+  const auto read = [](const ProgramFigures& x) {
+    return x.streamed_bytes > 0 ? human_bytes(x.streamed_bytes) : std::string("nothing");
+  };
+  std::string out = dim(line_text({"predicted pass", tokens_text(d.rows), -1,
+                                   column(tokens_text(f.rows))},
+                                  style),
+                        style);
+  const double read_part = share(d.streamed_bytes, d.model_bytes);
+  const double wait_part = share(d.predicted_stall_ns, d.predicted_ns);
+  out += line_text({"reads", read(d), read_part, column(read(f))}, style);
+  out += line_text({"waits for the disk", human_time(d.predicted_stall_ns), wait_part,
+                    column(human_time(f.predicted_stall_ns))},
+                   style);
+  out += line_text({"takes", human_time(d.predicted_ns), -1, column(human_time(f.predicted_ns))},
+                   style);
+  return out + line_text({"speed", speed_text(d), -1, column(speed_text(f))}, style) + "\n";
 }
 
-std::string expectations(const PlanReport& p, const TextStyle& style) {
-  const ProgramFigures& d = p.decode;
-  std::string decode = pass_text(d, "token") + ": " +
-                       human_number(predicted_tokens_per_s(d)) + " tok/s";
-  if (d.streamed_bytes > 0) decode += ", " + waiting(d);
-  std::string out = fact("predicted decode", decode, style);
-  if (p.prefill.rows > 0) {
-    const int64_t prompt = std::max<int64_t>(p.prompt_tokens, 1);
-    const int64_t passes = (prompt + p.prefill.rows - 1) / p.prefill.rows;
-    out += fact("predicted prefill",
-                pass_text(p.prefill, "chunk") +
-                    text_of(" of %lld; %s token%s in %lld chunk%s",
-                            static_cast<long long>(p.prefill.rows), grouped(prompt).c_str(),
-                            prompt == 1 ? "" : "s", static_cast<long long>(passes),
-                            passes == 1 ? "" : "s"),
-                style);
-  }
+std::string facts(const PlanReport& p, const TextStyle& style) {
   std::string context = grouped(p.context) + " positions";
-  if (p.trained_context > 0) context += " (trained: " + grouped(p.trained_context) + ")";
-  out += fact("context", context, style);
-  std::string rates = p.machine.source + text_of(", disk %s/s, %d thread%s",
-                                                 human_bytes(static_cast<Bytes>(
-                                                     p.machine.link_bytes_per_s)).c_str(),
-                                                 p.threads, p.threads == 1 ? "" : "s");
+  if (p.trained_context > 0) context += ", trained for " + grouped(p.trained_context);
+  const std::string link = human_bytes(static_cast<Bytes>(p.machine.link_bytes_per_s));
+  std::string rates = p.machine.source;
   if (p.machine.threads != p.threads) {
-    rates += text_of(" (rates are of %d)", p.machine.threads);
+    rates += text_of(" (with %d threads)", p.machine.threads);
   }
-  return out + fact("rates", rates, style);
+  const std::string threads = std::to_string(p.threads) + (p.threads == 1 ? " thread" : " threads");
+  return fact("context", context, style) +
+         fact("machine", threads + ", disk " + link + "/s", style) + fact("rates", rates, style);
 }
 
 }  // namespace
 
 double predicted_tokens_per_s(const ProgramFigures& f) {
-  return f.predicted_ns > 0 ? 1e9 / static_cast<double>(f.predicted_ns) : 0;
+  return f.predicted_ns > 0 ? 1e9 * static_cast<double>(f.rows) / static_cast<double>(f.predicted_ns)
+                            : 0;
 }
 
 Bytes other_bytes(const PlanReport& p, const ProgramFigures& f) {
@@ -124,7 +135,8 @@ Bytes other_bytes(const PlanReport& p, const ProgramFigures& f) {
 }
 
 std::string plan_table(const PlanReport& plan, const TextStyle& style) {
-  return heading(plan, style) + memory_rows(plan, style) + expectations(plan, style);
+  return heading(plan, style) + memory_lines(plan, style) + pass_lines(plan, style) +
+         facts(plan, style);
 }
 
 std::string budget_table(const std::vector<BudgetOption>& options, const TextStyle& style) {

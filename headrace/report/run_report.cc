@@ -89,15 +89,13 @@ std::string final_line(const RunReport& r) {
                              n == 1 ? "" : "s");
   if (shown_rate(r) > 0) line += ", " + human_number(shown_rate(r)) + " tok/s";
   if (r.prefill_ns > 0) {
-    line += text_of("; prompt %s at %s tok/s", grouped(r.prompt_tokens).c_str(),
-                    human_number(prefill_tokens_per_s(r)).c_str());
+    line += text_of("; prompt %s tok/s", human_number(prefill_tokens_per_s(r)).c_str());
   }
   if (r.steady_steps > 0) {
     const Bytes loaded = each(r.steady_loaded, r.steady_steps);
-    line += loaded > 0 ? "; read " + human_bytes(loaded) + " a token" : "; read nothing";
+    line += loaded > 0 ? "; " + human_bytes(loaded) + " read/token" : "; nothing read";
   }
-  return line + text_of("; peak %s of %s", human_bytes(r.peak_rss_bytes).c_str(),
-                        human_bytes(r.plan.budget_bytes).c_str());
+  return line + "; peak " + human_bytes(r.peak_rss_bytes);
 }
 
 std::string progress_line(const Progress& p, int width, const TextStyle& style) {
