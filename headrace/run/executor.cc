@@ -85,18 +85,22 @@ class Run {
     const Nanos begin = now_ns();
     Nanos ready = begin;
     bool waited = false;
-    for (HeldId id : c.weights) {
-      Held& h = held_[static_cast<size_t>(id)];
+    for (size_t k = 0; k < c.weights.size(); ++k) {
+      Held& h = held_[static_cast<size_t>(c.weights[k])];
       HR_CHECK(h.here, "a weight is used before its load was issued");
       if (h.pending.value == 0) continue;
-      HR_TRY(state.wait(h));
+      Status arrived = state.wait(h);
+      if (!arrived.ok()) return arrived.within("load of '" + weight_name(*c.op, k) + "'");
       waited = true;
       if (trace_ != nullptr && h.record >= 0) {
         trace_->records[static_cast<size_t>(h.record)].end_ns = now_ns() - start_;
       }
     }
     if (c.gathered) {
-      HR_TRY(state.wait_gathers());
+      Status arrived = state.wait_gathers();
+      if (!arrived.ok()) {
+        return arrived.within("rows of '" + p_.program.graph->at(c.op->inputs[0]).name + "'");
+      }
       waited = true;
     }
     if (waited) {
@@ -175,6 +179,15 @@ class Run {
   }
 
  private:
+  // The k-th weight among the inputs.
+  const std::string& weight_name(const Op& op, size_t k) const {
+    const Graph& g = *p_.program.graph;
+    for (TensorId t : op.inputs) {
+      if (t.valid() && g.at(t).role == Role::kWeight && k-- == 0) return g.at(t).name;
+    }
+    HR_CHECK(false, "a weight that the op does not have");
+  }
+
   void note_transfer(size_t step, Bytes bytes) {
     if (trace_ == nullptr) return;
     TraceRecord& r = trace_->records[step];
