@@ -36,9 +36,10 @@ class Index : public JsonHandler {
   bool string(string_t& text) override {
     if (!in_map_) return true;
     if (depth_ != 2) return unexpected("a string");
-    if (text.empty() || text.find('/') != std::string::npos) {
+    if (!text.ends_with(kSuffix) ||
+        text.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
       return stop(error(Code::kBadFile,
-                        "tensor '%s' is said to be in '%s', not a file name",
+                        "tensor '%s' is said to be in '%s', not a .safetensors file",
                         printable(tensor_).c_str(), printable(text).c_str()));
     }
     if (!weight_map.emplace(tensor_, text).second) {

@@ -148,7 +148,7 @@ TinyShape small(const std::string& architecture) {
 }
 
 TEST(FuzzModelFiles, MutatedGgufFilesAreOpenedOrRefused) {
-  Scratch scratch;
+  Scratch scratch(true);
   const std::string path = scratch.path("m.gguf");
   std::mt19937_64 random(1);
   int opened = 0;
@@ -171,7 +171,7 @@ TEST(FuzzModelFiles, MutatedGgufFilesAreOpenedOrRefused) {
 }
 
 TEST(FuzzModelFiles, MutatedSafetensorsAreOpenedOrRefused) {
-  Scratch scratch;
+  Scratch scratch(true);
   std::mt19937_64 random(2);
   write_tiny_folder(small("qwen3"), scratch.folder());
   const std::string bytes = safetensors_bytes(tiny_safetensors(small("qwen3")));
@@ -195,7 +195,7 @@ TEST(FuzzModelFiles, MutatedSafetensorsAreOpenedOrRefused) {
 }
 
 TEST(FuzzModelFiles, MutatedConfigsAreOpenedOrRefused) {
-  Scratch scratch;
+  Scratch scratch(true);
   std::mt19937_64 random(3);
   int opened = 0;
   for (const char* architecture : {"llama", "gemma3"}) {
@@ -213,7 +213,7 @@ TEST(FuzzModelFiles, MutatedConfigsAreOpenedOrRefused) {
 }
 
 TEST(FuzzModelFiles, MutatedIndexesAreOpenedOrRefused) {
-  Scratch scratch;
+  Scratch scratch(true);
   std::mt19937_64 random(4);
   const TinyShape shape = small("llama");
   write_tiny_folder(shape, scratch.folder());

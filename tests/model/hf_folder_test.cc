@@ -146,7 +146,9 @@ TEST(HfFolder, AnIndexThatDisagreesWithTheFilesIsRefused) {
   index({{"model.norm.weight", "model-00001-of-00002.safetensors"}});
   expect_refused(scratch.folder(), Code::kBadFile, "does not say so");
   index({{"x", "../secret.safetensors"}});
-  expect_refused(scratch.folder(), Code::kBadFile, "not a file name");
+  expect_refused(scratch.folder(), Code::kBadFile, "not a .safetensors file");
+  index({{"x", std::string("\0.safetensors", 13)}});
+  expect_refused(scratch.folder(), Code::kBadFile, "not a .safetensors file");
   testing::write_file(path, "{}");
   expect_refused(scratch.folder(), Code::kBadFile, "no 'weight_map'");
   testing::write_file(path, "{\"weight_map\": 5}");

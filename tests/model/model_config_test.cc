@@ -198,10 +198,7 @@ TEST(ModelConfig, HuggingFaceFoldersGiveTheSameConfigButForConventions) {
     EXPECT_EQ(folder->head_dim, gguf->head_dim);
     EXPECT_EQ(folder->kv_heads, gguf->kv_heads);
     EXPECT_EQ(folder->vocab, gguf->vocab);
-    EXPECT_EQ(folder->rope, [&] {
-      RopeConfig rope = gguf->rope;
-      return rope;
-    }()) << name;
+    EXPECT_EQ(folder->rope, gguf->rope) << name;
     EXPECT_EQ(folder->rope_local, gguf->rope_local) << name;
     EXPECT_EQ(folder->window, gguf->window) << name;
     EXPECT_EQ(folder->local, gguf->local) << name;
