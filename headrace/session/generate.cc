@@ -1,5 +1,6 @@
 #include "headrace/session/generate.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace headrace {
@@ -20,10 +21,12 @@ Status generate(Session& session, const Tokenizer& tokenizer, std::span<const in
   stats->prompt_tokens = static_cast<int64_t>(prompt.size());
   const int64_t room = session.plan().context - session.position() -
                        static_cast<int64_t>(prompt.size());
-  const int64_t wanted = options.max_tokens > 0 ? options.max_tokens : room + 1;
+  // A prompt beyond the context is refused by append().
+  const int64_t most = std::max<int64_t>(room, 0) + 1;
+  const int64_t wanted = options.max_tokens > 0 ? options.max_tokens : most;
   std::vector<int32_t> history(prompt.begin(), prompt.end());
-  history.reserve(history.size() + static_cast<size_t>(wanted));
-  stats->tokens.reserve(static_cast<size_t>(wanted));
+  history.reserve(history.size() + static_cast<size_t>(std::min(wanted, most)));
+  stats->tokens.reserve(static_cast<size_t>(std::min(wanted, most)));
   const Nanos start = now_ns();
   HR_ASSIGN(std::span<const float> logits, session.append(prompt));
   Sampler sampler(options.sampling, static_cast<int64_t>(logits.size()));

@@ -123,7 +123,7 @@ void Session::rewind(int64_t position) {
 }
 
 Result<std::span<const float>> Session::append(std::span<const int32_t> tokens) {
-  HR_CHECK(!tokens.empty(), "something to append");
+  if (tokens.empty()) return error(Code::kUsage, "there are no tokens to append");
   const int64_t n = static_cast<int64_t>(tokens.size());
   if (position_ + n > plan_.context) {
     return error(Code::kUsage, "%lld tokens after position %lld exceed the context of %lld",

@@ -32,7 +32,8 @@ class Session {
 
   // Appends tokens to the sequence and returns the logits that follow the last one, [vocab]
   // (with all_logits: of every row of the last chunk, [rows, vocab]); valid until the next call.
-  // kUsage when the context is full.
+  // kUsage when the context is full, a token is outside the vocabulary, or there are none: nothing
+  // has changed then.
   Result<std::span<const float>> append(std::span<const int32_t> tokens);
 
   // Forgets the sequence: the next append starts at position 0.
