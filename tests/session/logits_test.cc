@@ -112,6 +112,53 @@ TEST_P(RealModel, AgreesWithTheReferenceAboutTheTopTokenAt99Percent) {
   EXPECT_GE(agree * 100, static_cast<int>(decided.size()) * 99);
 }
 
+// exp(mean of -log p) over windows of 512 tokens of a licence text, each token but a window's first
+// scored, nothing carried between windows: as tests/reference/llama_logits.py has it.
+TEST_P(RealModel, HasThePerplexityOfTheReferenceWithinHalfAPercent) {
+  const char* folder = std::getenv("HEADRACE_MODELS");
+  const std::string path = std::string(folder ? folder : "") + "/" + GetParam().file;
+  std::ifstream in(kData + "logits/" + GetParam().reference + ".json");
+  const auto reference = nlohmann::json::parse(in);
+  const auto& about = reference.at("perplexity_text");
+  std::ifstream text_file(about.at("file").get<std::string>(), std::ios::binary);
+  if (folder == nullptr || !std::filesystem::exists(path) || !text_file) {
+    GTEST_SKIP() << "no " << GetParam().file << " or no licence text";
+  }
+  const std::string text((std::istreambuf_iterator<char>(text_file)), {});
+  auto model = load_model(path);
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  EncodeOptions start_only;
+  start_only.add_bos = (*model)->tokenizer.add_bos();
+  const std::vector<int32_t> head = (*model)->tokenizer.encode("", start_only).value();
+  const std::vector<int32_t> body = (*model)->tokenizer.encode(text, EncodeOptions()).value();
+  const size_t window = about.at("window_tokens").get<size_t>(), each = window - head.size();
+  const auto session = start(**model, std::vector<int32_t>(window));
+  const size_t vocab = static_cast<size_t>((*model)->config.vocab);
+  double total = 0;
+  size_t count = 0;
+  for (size_t w = 0; w < about.at("windows").get<size_t>(); ++w) {
+    std::vector<int32_t> ids = head;
+    ids.insert(ids.end(), body.begin() + static_cast<std::ptrdiff_t>(w * each),
+               body.begin() + static_cast<std::ptrdiff_t>((w + 1) * each));
+    session->reset();
+    const auto logits = session->append(ids);
+    ASSERT_TRUE(logits.ok()) << logits.status().message();
+    for (size_t i = 0; i + 1 < ids.size(); ++i, ++count) {
+      const auto row = logits->subspan(i * vocab, vocab);
+      const float most = *std::max_element(row.begin(), row.end());
+      double sum = 0;
+      for (float x : row) sum += std::exp(static_cast<double>(x - most));
+      total += std::log(sum) - (row[static_cast<size_t>(ids[i + 1])] - most);
+    }
+  }
+  const double perplexity = std::exp(total / static_cast<double>(count));
+  const double exact = reference.at("exact").at("perplexity").get<double>();
+  std::printf("[ %s: perplexity %.4f, with exact arithmetic %.4f, llama.cpp %.4f ]\n",
+              GetParam().file, perplexity, exact,
+              reference.at("as_run").at("perplexity").get<double>());
+  EXPECT_NEAR(perplexity / exact, 1.0, 0.005);
+}
+
 INSTANTIATE_TEST_SUITE_P(Files, RealModel,
                          testing::Values(RealFile{"SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m"},
                                          RealFile{"gemma-3-270m-q4_k_m.gguf", "gemma3-270m"}),
