@@ -40,8 +40,8 @@ Result<ChatTemplate> ChatTemplate::parse(std::string_view source) {
   return ChatTemplate(std::make_shared<const jinja::Body>(std::move(body)));
 }
 
-Result<std::vector<TextPiece>> ChatTemplate::render(const std::vector<ChatMessage>& messages,
-                                                    const ChatOptions& options) const {
+Result<std::vector<TextPiece>> ChatTemplate::render(
+    const std::vector<ChatMessage>& messages, const ChatOptions& options) const {
   std::vector<Value> list;
   for (const ChatMessage& m : messages) {
     auto entries = std::make_shared<jinja::DictObject>();
@@ -52,8 +52,8 @@ Result<std::vector<TextPiece>> ChatTemplate::render(const std::vector<ChatMessag
   return run(Value::list(std::move(list)), options);
 }
 
-Result<std::vector<TextPiece>> ChatTemplate::render_json(std::string_view messages_json,
-                                                         const ChatOptions& options) const {
+Result<std::vector<TextPiece>> ChatTemplate::render_json(
+    std::string_view messages_json, const ChatOptions& options) const {
   HR_ASSIGN(const Value messages, jinja::value_of_json(messages_json, "messages"));
   if (!messages.is_list()) return error(Code::kUsage, "messages: not a JSON array");
   return run(messages, options);
@@ -66,8 +66,10 @@ Result<std::vector<TextPiece>> ChatTemplate::run(const Value& messages,
   variables->set("tools", Value::none());
   variables->set("documents", Value::none());
   variables->set("add_generation_prompt", Value::boolean(options.add_generation_prompt));
-  if (!options.bos_token.empty()) variables->set("bos_token", trusted_text(options.bos_token));
-  if (!options.eos_token.empty()) variables->set("eos_token", trusted_text(options.eos_token));
+  if (!options.bos_token.empty())
+    variables->set("bos_token", trusted_text(options.bos_token));
+  if (!options.eos_token.empty())
+    variables->set("eos_token", trusted_text(options.eos_token));
   int64_t size = messages.weight();
   if (!options.tools_json.empty()) {
     HR_ASSIGN(const Value tools, jinja::value_of_json(options.tools_json, "tools"));
@@ -75,7 +77,8 @@ Result<std::vector<TextPiece>> ChatTemplate::run(const Value& messages,
     variables->set("tools", tools);
   }
   if (!options.variables_json.empty()) {
-    HR_ASSIGN(const Value more, jinja::value_of_json(options.variables_json, "variables"));
+    HR_ASSIGN(const Value more,
+              jinja::value_of_json(options.variables_json, "variables"));
     if (!more.is_dict()) return error(Code::kUsage, "variables: not a JSON object");
     for (const auto& [name, value] : more.entries().items)
       variables->set(jinja::to_utf8(name.text()), value);

@@ -1,4 +1,5 @@
-// What a template is after parsing. Plain data; see jinja2's language reference for the meaning.
+// What a template is after parsing. Plain data; see jinja2's language reference for the
+// meaning.
 #pragma once
 
 #include <memory>
@@ -58,7 +59,7 @@ enum class StatementType : uint8_t {
   kMacro,     // name(parameters): body
   kWith,      // targets[i] = values[i]: body
   kFilterBlock,
-  kScope,     // just the body, with variables of its own ({% generation %})
+  kScope,  // just the body, with variables of its own ({% generation %})
   kBreak,
   kContinue,
 };

@@ -24,8 +24,10 @@ Arguments Renderer::evaluate(const std::vector<Argument>& arguments) {
   for (const Argument& a : arguments) {
     Value v = eval(*a.value);
     if (failed()) break;
-    if (a.name.empty()) out.positional.push_back(std::move(v));
-    else out.named.emplace_back(a.name, std::move(v));
+    if (a.name.empty())
+      out.positional.push_back(std::move(v));
+    else
+      out.named.emplace_back(a.name, std::move(v));
   }
   return out;
 }
@@ -39,10 +41,12 @@ Value Renderer::call(const Value& callee, const Arguments& arguments, int line) 
     return fail(Code::kBadFile, line, "a %s cannot be called", callee.type_name());
   const FunctionObject& f = callee.as_function();
   if (f.macro != nullptr) return call_macro(f, arguments, line);
-  return f.is_method ? call_method(f, arguments, line) : call_global(f.name, arguments, line);
+  return f.is_method ? call_method(f, arguments, line)
+                     : call_global(f.name, arguments, line);
 }
 
-Value Renderer::call_global(const std::string& name, const Arguments& arguments, int line) {
+Value Renderer::call_global(const std::string& name, const Arguments& arguments,
+                            int line) {
   if (name == "range") return range(arguments, line);
   if (name == "raise_exception") {
     const Bound a = bind(arguments, {"message"}, 1, "raise_exception", line);
@@ -50,7 +54,8 @@ Value Renderer::call_global(const std::string& name, const Arguments& arguments,
   }
   if (name == "strftime_now") {
     const Bound a = bind(arguments, {"format"}, 1, "strftime_now", line);
-    if (!a[0]->is_string()) return fail(Code::kBadFile, line, "strftime_now needs a string");
+    if (!a[0]->is_string())
+      return fail(Code::kBadFile, line, "strftime_now needs a string");
     const std::string format = to_utf8(a[0]->text());
     char buffer[512];
     const size_t n = std::strftime(buffer, sizeof buffer, format.c_str(), &now_);
@@ -99,7 +104,8 @@ Value Renderer::range(const Arguments& arguments, int line) {
   return make_list(std::move(items), line);
 }
 
-Value Renderer::call_macro(const FunctionObject& macro, const Arguments& arguments, int line) {
+Value Renderer::call_macro(const FunctionObject& macro, const Arguments& arguments,
+                           int line) {
   const Statement& s = *macro.macro;
   std::vector<const char*> names;
   for (const Parameter& p : s.parameters) names.push_back(p.name.c_str());
@@ -119,14 +125,16 @@ Value Renderer::call_macro(const FunctionObject& macro, const Arguments& argumen
   return out;
 }
 
-Value Renderer::call_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::call_method(const FunctionObject& method, const Arguments& arguments,
+                            int line) {
   if (method.receiver.is_string()) return text_method(method, arguments, line);
   if (method.receiver.is_dict()) return dict_method(method, arguments, line);
   if (method.receiver.is_list()) return list_method(method, arguments, line);
   return loop_method(method, arguments, line);
 }
 
-Value Renderer::dict_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::dict_method(const FunctionObject& method, const Arguments& arguments,
+                            int line) {
   const DictObject& entries = method.receiver.entries();
   if (method.name == "get") {
     const Bound a = bind(arguments, {"key", "default"}, 1, "get", line);
@@ -136,28 +144,33 @@ Value Renderer::dict_method(const FunctionObject& method, const Arguments& argum
   bind(arguments, {}, 0, method.name.c_str(), line);
   std::vector<Value> items;
   for (const auto& [key, value] : entries.items) {
-    if (method.name == "items") items.push_back(Value::list({key, value}, true));
-    else items.push_back(method.name == "keys" ? key : value);
+    if (method.name == "items")
+      items.push_back(Value::list({key, value}, true));
+    else
+      items.push_back(method.name == "keys" ? key : value);
   }
   return make_list(std::move(items), line);
 }
 
-Value Renderer::list_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::list_method(const FunctionObject& method, const Arguments& arguments,
+                            int line) {
   const Bound a = bind(arguments, {"value"}, 1, method.name.c_str(), line);
   if (failed() || !tick(method.receiver.weight(), line)) return Value();
   const std::vector<Value>& items = method.receiver.items();
   if (method.name == "count")
-    return Value::integer(std::count_if(items.begin(), items.end(),
-                                        [&](const Value& v) { return equals(v, *a[0]); }));
+    return Value::integer(std::count_if(
+        items.begin(), items.end(), [&](const Value& v) { return equals(v, *a[0]); }));
   for (size_t i = 0; i < items.size(); ++i)
     if (equals(items[i], *a[0])) return Value::integer(static_cast<int64_t>(i));
   return fail(Code::kBadFile, line, "index: the value is not in the list");
 }
 
-Value Renderer::loop_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::loop_method(const FunctionObject& method, const Arguments& arguments,
+                            int line) {
   LoopObject& loop = method.receiver.as_loop();
   if (method.name == "cycle") {
-    if (arguments.positional.empty()) return fail(Code::kBadFile, line, "cycle needs values");
+    if (arguments.positional.empty())
+      return fail(Code::kBadFile, line, "cycle needs values");
     return arguments.positional[loop.index0 % arguments.positional.size()];
   }
   const Value now = make_list(arguments.positional, line, true);
@@ -166,13 +179,15 @@ Value Renderer::loop_method(const FunctionObject& method, const Arguments& argum
   // A loop could be made to hold itself here; scalars cannot.
   for (const Value& v : arguments.positional)
     if (v.kind() == Kind::kLoop || v.kind() == Kind::kFunction || v.depth() > 0)
-      return fail(Code::kUnsupported, line, "loop.changed of a %s is not supported", v.type_name());
+      return fail(Code::kUnsupported, line, "loop.changed of a %s is not supported",
+                  v.type_name());
   loop.last_changed = now;
   loop.has_last_changed = true;
   return Value::boolean(changed);
 }
 
-Value Renderer::split_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::split_method(const FunctionObject& method, const Arguments& arguments,
+                             int line) {
   const Text& text = method.receiver.text();
   if (method.name == "splitlines") {
     bind(arguments, {}, 0, "splitlines", line);
@@ -185,13 +200,16 @@ Value Renderer::split_method(const FunctionObject& method, const Arguments& argu
     return fail(Code::kBadFile, line, "%s needs a separator that is not empty",
                 method.name.c_str());
   if (a[1] && !a[1]->is_integer())
-    return fail(Code::kBadFile, line, "%s: maxsplit must be an integer", method.name.c_str());
+    return fail(Code::kBadFile, line, "%s: maxsplit must be an integer",
+                method.name.c_str());
+  if (separator != nullptr && !tick_search(text, *separator, line)) return Value();
   const int64_t limit = a[1] ? a[1]->as_integer() : -1;
   return checked(strings(split(text, separator, limit, method.name == "rsplit")), line);
 }
 
 // startswith, endswith (text or a tuple of texts), removeprefix, removesuffix.
-Value Renderer::affix_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::affix_method(const FunctionObject& method, const Arguments& arguments,
+                             int line) {
   const Text& text = method.receiver.text();
   const Bound a = bind(arguments, {"affix"}, 1, method.name.c_str(), line);
   if (failed()) return Value();
@@ -211,12 +229,14 @@ Value Renderer::affix_method(const FunctionObject& method, const Arguments& argu
   const Text& affix = a[0]->text();
   if (is_test) return Value::boolean(fits(affix));
   if (!fits(affix)) return method.receiver;
-  return make_text(front ? text.substr(affix.size()) : text.substr(0, text.size() - affix.size()),
-                   line);
+  return make_text(
+      front ? text.substr(affix.size()) : text.substr(0, text.size() - affix.size()),
+      line);
 }
 
 // find, rfind, index, count.
-Value Renderer::find_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::find_method(const FunctionObject& method, const Arguments& arguments,
+                            int line) {
   const Text& text = method.receiver.text();
   const Bound a = bind(arguments, {"sub"}, 1, method.name.c_str(), line);
   if (failed()) return Value();
@@ -224,23 +244,27 @@ Value Renderer::find_method(const FunctionObject& method, const Arguments& argum
     return fail(Code::kBadFile, line, "%s needs a string, not %s", method.name.c_str(),
                 a[0]->type_name());
   const Text& needle = a[0]->text();
+  if (!tick_search(text, needle, line)) return Value();
   if (method.name == "count") {
     if (needle.empty()) return Value::integer(static_cast<int64_t>(text.size()) + 1);
     int64_t n = 0;
-    for (size_t at = find_text(text, needle); at != TextView::npos; at = find_text(text, needle, at)) {
+    for (size_t at = find_text(text, needle); at != TextView::npos;
+         at = find_text(text, needle, at)) {
       ++n;
       at += needle.size();
     }
     return Value::integer(n);
   }
-  const size_t at = method.name == "rfind" ? rfind_text(text, needle) : find_text(text, needle);
+  const size_t at =
+      method.name == "rfind" ? rfind_text(text, needle) : find_text(text, needle);
   if (at == TextView::npos && method.name == "index")
     return fail(Code::kBadFile, line, "index: substring not found");
   return Value::integer(at == TextView::npos ? -1 : static_cast<int64_t>(at));
 }
 
 // str.format with plain fields: {}, {0}, {name}; {{ and }} stand for braces.
-Value Renderer::format_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::format_method(const FunctionObject& method, const Arguments& arguments,
+                              int line) {
   const Text& text = method.receiver.text();
   Text out;
   size_t next = 0;
@@ -262,11 +286,12 @@ Value Renderer::format_method(const FunctionObject& method, const Arguments& arg
     const std::string field = to_utf8(TextView(text).substr(i + 1, end - i - 1));
     const bool number = field.find_first_not_of("0123456789") == std::string::npos;
     if (field.find_first_of(".[!:{") != std::string::npos || field.size() > 100)
-      return fail(Code::kUnsupported, line, "format: the field \"%.99s\" is not supported",
-                  field.c_str());
+      return fail(Code::kUnsupported, line,
+                  "format: the field \"%.99s\" is not supported", field.c_str());
     const Value* value = nullptr;
     if (number) {
-      const size_t at = field.empty() ? next++ : static_cast<size_t>(std::atoi(field.c_str()));
+      const size_t at =
+          field.empty() ? next++ : static_cast<size_t>(std::atoi(field.c_str()));
       if (at < arguments.positional.size()) value = &arguments.positional[at];
     }
     for (const auto& [name, v] : arguments.named)
@@ -280,7 +305,8 @@ Value Renderer::format_method(const FunctionObject& method, const Arguments& arg
   return make_text(std::move(out), line);
 }
 
-Value Renderer::text_method(const FunctionObject& method, const Arguments& arguments, int line) {
+Value Renderer::text_method(const FunctionObject& method, const Arguments& arguments,
+                            int line) {
   const std::string& name = method.name;
   const Text& text = method.receiver.text();
   if (!tick(static_cast<int64_t>(text.size()), line)) return Value();
@@ -293,8 +319,8 @@ Value Renderer::text_method(const FunctionObject& method, const Arguments& argum
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
     const Bound a = bind(arguments, {"chars"}, 0, name.c_str(), line);
     if (failed()) return Value();
-    return make_text(Text(strip(text, text_or_null(a[0]), name != "rstrip", name != "lstrip")),
-                     line);
+    return make_text(
+        Text(strip(text, text_or_null(a[0]), name != "rstrip", name != "lstrip")), line);
   }
   if (name == "replace") {
     const Bound a = bind(arguments, {"old", "new", "count"}, 2, "replace", line);
@@ -311,7 +337,8 @@ Value Renderer::text_method(const FunctionObject& method, const Arguments& argum
     for (size_t i = 0; i < items.size(); ++i) {
       if (!items[i].is_string())
         return fail(Code::kBadFile, line, "join of a %s", items[i].type_name());
-      if (!tick(static_cast<int64_t>(text.size() + items[i].text().size()), line)) return Value();
+      if (!tick(static_cast<int64_t>(text.size() + items[i].text().size()), line))
+        return Value();
       if (i > 0) out += text;
       out += items[i].text();
     }
@@ -331,7 +358,8 @@ Value Renderer::text_method(const FunctionObject& method, const Arguments& argum
   if (name == "isspace") return every([](char32_t c) { return is_space(plain(c)); });
   // isdigit: beyond ASCII Python knows more digits than we do.
   if (std::any_of(text.begin(), text.end(), [](char32_t c) { return plain(c) >= 0x80; }))
-    return fail(Code::kUnsupported, line, "isdigit of text beyond ASCII is not supported");
+    return fail(Code::kUnsupported, line,
+                "isdigit of text beyond ASCII is not supported");
   return every([](char32_t c) { return plain(c) >= '0' && plain(c) <= '9'; });
 }
 

@@ -13,11 +13,11 @@ constexpr std::string_view kGlobals[] = {"range", "dict", "namespace", "raise_ex
                                          "strftime_now"};
 constexpr std::string_view kUnsupportedGlobals[] = {"lipsum", "cycler", "joiner"};
 constexpr std::string_view kTextMethods[] = {
-    "split",     "rsplit",   "strip",        "lstrip",       "rstrip",     "startswith",
-    "endswith",  "replace",  "upper",        "lower",        "title",      "capitalize",
-    "join",      "find",     "rfind",        "index",        "count",      "splitlines",
-    "isdigit",   "isspace",  "removeprefix", "removesuffix", "isupper",    "islower",
-    "format"};
+    "split",        "rsplit",       "strip",      "lstrip",  "rstrip",
+    "startswith",   "endswith",     "replace",    "upper",   "lower",
+    "title",        "capitalize",   "join",       "find",    "rfind",
+    "index",        "count",        "splitlines", "isdigit", "isspace",
+    "removeprefix", "removesuffix", "isupper",    "islower", "format"};
 constexpr std::string_view kDictMethods[] = {"items", "keys", "values", "get"};
 constexpr std::string_view kListMethods[] = {"index", "count"};
 
@@ -50,7 +50,8 @@ Text escape_html(TextView text) {
                                     : plain(c) == '\'' ? "&#39;"
                                                        : "";
     if (entity.empty()) out.push_back(c);
-    for (const char e : entity) out.push_back(static_cast<unsigned char>(e) | (c & kUntrusted));
+    for (const char e : entity)
+      out.push_back(static_cast<unsigned char>(e) | (c & kUntrusted));
   }
   return out;
 }
@@ -97,7 +98,9 @@ Value Renderer::eval_unguarded(const Expression& e) {
     }
     case ExpressionType::kFilter: {
       const Value* block = e.parts[0] ? nullptr : scope_->find("");
-      const Value of = block != nullptr ? *block : e.parts[0] ? eval(*e.parts[0]) : Value();
+      const Value of = block != nullptr ? *block
+                       : e.parts[0]     ? eval(*e.parts[0])
+                                        : Value();
       return filter(e.name, of, evaluate(e.arguments), e.line);
     }
     case ExpressionType::kTest: {
@@ -173,12 +176,14 @@ Value Renderer::eval_concat(const Expression& e) {
     const Value v = eval(*part);
     if (failed()) return Value();
     if (!append_str(v, &out))
-      return fail(Code::kUnsupported, e.line, "a %s cannot be written as text", v.type_name());
+      return fail(Code::kUnsupported, e.line, "a %s cannot be written as text",
+                  v.type_name());
   }
   return make_text(std::move(out), e.line);
 }
 
-Value Renderer::arithmetic(const std::string& op, const Value& a, const Value& b, int line) {
+Value Renderer::arithmetic(const std::string& op, const Value& a, const Value& b,
+                           int line) {
   if (a.is_undefined() || b.is_undefined())
     return fail(Code::kBadFile, line, "'%s' is undefined",
                 (a.is_undefined() ? a : b).undefined_name().c_str());
@@ -203,8 +208,9 @@ Value Renderer::arithmetic(const std::string& op, const Value& a, const Value& b
       return Value::string(a.text() + b.text(), a.is_safe());
     }
     tick(static_cast<int64_t>(6 * (a.text().size() + b.text().size())), line);
-    return Value::string(a.is_safe() ? a.text() + escape_html(b.text())
-                                     : escape_html(a.text()) + b.text(), true);
+    return Value::string(
+        a.is_safe() ? a.text() + escape_html(b.text()) : escape_html(a.text()) + b.text(),
+        true);
   }
   if (op == "+" && a.is_list() && a.kind() == b.kind()) {
     std::vector<Value> items = a.items();
@@ -221,7 +227,8 @@ Value Renderer::arithmetic(const std::string& op, const Value& a, const Value& b
               a.type_name(), b.type_name());
 }
 
-Value Renderer::integer_arithmetic(const std::string& op, int64_t a, int64_t b, int line) {
+Value Renderer::integer_arithmetic(const std::string& op, int64_t a, int64_t b,
+                                   int line) {
   int64_t out = 0;
   bool overflow = false;
   if (op == "+") {
@@ -231,7 +238,8 @@ Value Renderer::integer_arithmetic(const std::string& op, int64_t a, int64_t b, 
   } else if (op == "*") {
     overflow = __builtin_mul_overflow(a, b, &out);
   } else if (op == "**") {
-    if (b < 0) return Value::real(std::pow(static_cast<double>(a), static_cast<double>(b)));
+    if (b < 0)
+      return Value::real(std::pow(static_cast<double>(a), static_cast<double>(b)));
     out = 1;
     // |a| >= 2 overflows after 63 rounds; 0, 1 and -1 only need the parity.
     const int64_t rounds = a >= -1 && a <= 1 ? (b == 0 ? 0 : 2 - b % 2) : b;
@@ -248,7 +256,8 @@ Value Renderer::integer_arithmetic(const std::string& op, int64_t a, int64_t b, 
     const bool adjust = m != 0 && (m < 0) != (b < 0);
     out = op == "%" ? (adjust ? m + b : m) : a / b - (adjust ? 1 : 0);
   }
-  if (overflow) return fail(Code::kUnsupported, line, "an integer needs more than 64 bits");
+  if (overflow)
+    return fail(Code::kUnsupported, line, "an integer needs more than 64 bits");
   return Value::integer(out);
 }
 
@@ -292,7 +301,8 @@ bool Renderer::compare(const std::string& op, const Value& a, const Value& b, in
   const bool swap = op == ">" || op == "<=";
   const std::optional<bool> lower = swap ? less(b, a) : less(a, b);
   if (!lower) {
-    fail(Code::kBadFile, line, "%s and %s cannot be ordered", a.type_name(), b.type_name());
+    fail(Code::kBadFile, line, "%s and %s cannot be ordered", a.type_name(),
+         b.type_name());
     return false;
   }
   // a <= b is taken as not b < a; only a NaN could tell the difference.
@@ -305,10 +315,11 @@ bool Renderer::contains(const Value& container, const Value& item, int line) {
       return false;
     case Kind::kString:
       if (item.is_string()) {
-        tick(static_cast<int64_t>(container.text().size()), line);
+        if (!tick_search(container.text(), item.text(), line)) return false;
         return find_text(container.text(), item.text()) != TextView::npos;
       }
-      fail(Code::kBadFile, line, "'in <string>' needs a string, not %s", item.type_name());
+      fail(Code::kBadFile, line, "'in <string>' needs a string, not %s",
+           item.type_name());
       return false;
     case Kind::kList:
     case Kind::kTuple:
@@ -368,16 +379,13 @@ Value Renderer::item(const Value& of, const Value& key, int line) {
   if (of.is_dict())
     if (const Value* found = of.entries().find(key)) return *found;
   if ((of.is_list() || of.is_string()) && key.is_integer()) {
-    const auto size = static_cast<int64_t>(of.is_list() ? of.items().size() : of.text().size());
+    const auto size =
+        static_cast<int64_t>(of.is_list() ? of.items().size() : of.text().size());
     const int64_t i = key.as_integer() < 0 ? key.as_integer() + size : key.as_integer();
     if (i < 0 || i >= size) return Value::undefined(std::to_string(key.as_integer()));
     return of.is_list() ? of.items()[i] : Value::string(Text(1, of.text()[i]));
   }
-  if (key.is_string()) {
-    const std::string name = to_utf8(key.text());
-    // Only names the template wrote can reach methods; keys of messages are data.
-    return attribute(of, name, line);
-  }
+  if (key.is_string()) return attribute(of, to_utf8(key.text()), line);
   return Value::undefined("item");
 }
 
@@ -389,7 +397,8 @@ Value Renderer::eval_slice(const Expression& e) {
     const Value v = eval(*e.parts[i + 1]);
     if (failed()) return Value();
     if (v.is_none()) continue;
-    if (!v.is_integer()) return fail(Code::kBadFile, e.line, "slice bounds must be integers");
+    if (!v.is_integer())
+      return fail(Code::kBadFile, e.line, "slice bounds must be integers");
     bounds[i] = v.as_integer();
   }
   if (failed()) return Value();
@@ -398,7 +407,8 @@ Value Renderer::eval_slice(const Expression& e) {
   if (!of.is_list() && !of.is_string()) return Value::undefined("slice");
   const int64_t step = bounds[2].value_or(1);
   if (step == 0) return fail(Code::kBadFile, e.line, "a slice step cannot be zero");
-  const auto size = static_cast<int64_t>(of.is_list() ? of.items().size() : of.text().size());
+  const auto size =
+      static_cast<int64_t>(of.is_list() ? of.items().size() : of.text().size());
   const int64_t low = step > 0 ? 0 : -1;
   const int64_t high = step > 0 ? size : size - 1;
   const auto clamp = [&](const std::optional<int64_t>& bound, int64_t otherwise) {
@@ -413,8 +423,10 @@ Value Renderer::eval_slice(const Expression& e) {
   // |step| beyond the size takes one element; clamped so that the sum cannot overflow.
   const int64_t stride = std::clamp(step, -size - 1, size + 1);
   for (int64_t i = begin; step > 0 ? i < end : i > end; i += stride) {
-    if (of.is_list()) items.push_back(of.items()[i]);
-    else text.push_back(of.text()[i]);
+    if (of.is_list())
+      items.push_back(of.items()[i]);
+    else
+      text.push_back(of.text()[i]);
   }
   if (of.is_string()) return make_text(std::move(text), e.line);
   return make_list(std::move(items), e.line, of.kind() == Kind::kTuple);

@@ -13,9 +13,10 @@ constexpr int kMaxDepth = 200;  // of an expression's tree
 // Filters of jinja2 that we lack.
 bool is_foreign_filter(std::string_view name) {
   constexpr std::string_view kNames[] = {
-      "attr",    "batch",    "center", "e",         "escape",    "filesizeformat", "forceescape",
-      "format",  "groupby",  "pprint", "random",    "slice",     "striptags",      "truncate",
-      "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr"};
+      "attr",           "batch",       "center",    "e",        "escape",
+      "filesizeformat", "forceescape", "format",    "groupby",  "pprint",
+      "random",         "slice",       "striptags", "truncate", "urlencode",
+      "urlize",         "wordcount",   "wordwrap",  "xmlattr"};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
@@ -46,7 +47,8 @@ Status ExpressionParser::expect(TokenType type, const char* what) {
 
 Status ExpressionParser::expect_operator(std::string_view op) {
   if (accept(op)) return Status();
-  return template_error(Code::kBadFile, peek().line, "expected \"%s\"", std::string(op).c_str());
+  return template_error(Code::kBadFile, peek().line, "expected \"%s\"",
+                        std::string(op).c_str());
 }
 
 Status ExpressionParser::expect_name(std::string_view name) {
@@ -56,12 +58,14 @@ Status ExpressionParser::expect_name(std::string_view name) {
 }
 
 bool ExpressionParser::is_reserved(std::string_view name) {
-  constexpr std::string_view kWords[] = {"true", "True", "false", "False", "none", "None",
-                                         "and",  "or",   "not",   "in",    "is",   "if", "else"};
+  constexpr std::string_view kWords[] = {"true", "True", "false", "False", "none",
+                                         "None", "and",  "or",    "not",   "in",
+                                         "is",   "if",   "else"};
   return std::find(std::begin(kWords), std::end(kWords), name) != std::end(kWords);
 }
 
-ExpressionPtr ExpressionParser::make(ExpressionType type, int line, std::string name) const {
+ExpressionPtr ExpressionParser::make(ExpressionType type, int line,
+                                     std::string name) const {
   auto out = std::make_unique<Expression>();
   out->type = type;
   out->line = line;
@@ -73,8 +77,8 @@ Status ExpressionParser::attach(Expression* node, ExpressionPtr part) const {
   if (part != nullptr) node->depth = std::max(node->depth, part->depth + 1);
   node->parts.push_back(std::move(part));
   if (node->depth <= kMaxDepth) return Status();
-  return template_error(Code::kUnsupported, node->line, "an expression is deeper than %d levels",
-                        kMaxDepth);
+  return template_error(Code::kUnsupported, node->line,
+                        "an expression is deeper than %d levels", kMaxDepth);
 }
 
 ExpressionParser::Parsed ExpressionParser::tuple(bool conditions) {
@@ -94,8 +98,8 @@ ExpressionParser::Parsed ExpressionParser::tuple(bool conditions) {
 
 ExpressionParser::Parsed ExpressionParser::expression(bool conditions) {
   if (++nesting_ > kMaxNested)
-    return template_error(Code::kUnsupported, peek().line, "an expression nests deeper than %d",
-                          kMaxNested);
+    return template_error(Code::kUnsupported, peek().line,
+                          "an expression nests deeper than %d", kMaxNested);
   Parsed out = conditions ? condition() : either();
   --nesting_;
   return out;
@@ -144,8 +148,8 @@ ExpressionParser::Parsed ExpressionParser::both() {
 ExpressionParser::Parsed ExpressionParser::negation() {
   if (!is_name("not")) return comparison();
   if (++nesting_ > kMaxNested)
-    return template_error(Code::kUnsupported, peek().line, "an expression nests deeper than %d",
-                          kMaxNested);
+    return template_error(Code::kUnsupported, peek().line,
+                          "an expression nests deeper than %d", kMaxNested);
   ExpressionPtr out = make(ExpressionType::kUnary, take().line, "not");
   HR_ASSIGN(ExpressionPtr of, negation());
   HR_TRY(attach(out.get(), std::move(of)));
@@ -161,7 +165,8 @@ ExpressionParser::Parsed ExpressionParser::comparison() {
     for (const char* o : {"==", "!=", "<", "<=", ">", ">="})
       if (is(o)) op = o;
     if (is_name("in")) op = "in";
-    if (is_name("not") && peek_next().type == TokenType::kName && peek_next().name == "in")
+    if (is_name("not") && peek_next().type == TokenType::kName &&
+        peek_next().name == "in")
       op = "not in";
     if (op.empty()) return out ? std::move(out) : std::move(left);
     const int line = take().line;
@@ -213,8 +218,8 @@ ExpressionParser::Parsed ExpressionParser::unary(bool with_filters) {
   ExpressionPtr out;
   if (is("-") || is("+")) {
     if (++nesting_ > kMaxNested)
-      return template_error(Code::kUnsupported, peek().line, "an expression nests deeper than %d",
-                            kMaxNested);
+      return template_error(Code::kUnsupported, peek().line,
+                            "an expression nests deeper than %d", kMaxNested);
     const Token sign = take();
     out = make(ExpressionType::kUnary, sign.line, sign.name);
     HR_ASSIGN(ExpressionPtr of, unary(false));
@@ -233,12 +238,17 @@ ExpressionParser::Parsed ExpressionParser::primary() {
   switch (token.type) {
     case TokenType::kName: {
       const std::string name = take().name;
-      if (name == "true" || name == "True") out->literal = Value::boolean(true);
-      else if (name == "false" || name == "False") out->literal = Value::boolean(false);
-      else if (name == "none" || name == "None") out->literal = Value::none();
+      if (name == "true" || name == "True")
+        out->literal = Value::boolean(true);
+      else if (name == "false" || name == "False")
+        out->literal = Value::boolean(false);
+      else if (name == "none" || name == "None")
+        out->literal = Value::none();
       else if (is_reserved(name))
-        return template_error(Code::kBadFile, out->line, "unexpected \"%s\"", name.c_str());
-      else out = make(ExpressionType::kName, out->line, name);
+        return template_error(Code::kBadFile, out->line, "unexpected \"%s\"",
+                              name.c_str());
+      else
+        out = make(ExpressionType::kName, out->line, name);
       return out;
     }
     case TokenType::kString: {
@@ -264,8 +274,8 @@ ExpressionParser::Parsed ExpressionParser::primary() {
   }
   if (accept("[")) return list();
   if (accept("{")) return dict();
-  return template_error(Code::kBadFile, token.line, "an expression is missing before \"%s\"",
-                        token.name.c_str());
+  return template_error(Code::kBadFile, token.line,
+                        "an expression is missing before \"%s\"", token.name.c_str());
 }
 
 ExpressionParser::Parsed ExpressionParser::list() {
@@ -319,7 +329,8 @@ ExpressionParser::Parsed ExpressionParser::filters_and_tests(ExpressionPtr of) {
   }
 }
 
-ExpressionParser::Parsed ExpressionParser::filter_chain(ExpressionPtr of, bool first_bare) {
+ExpressionParser::Parsed ExpressionParser::filter_chain(ExpressionPtr of,
+                                                        bool first_bare) {
   if (first_bare) {
     HR_ASSIGN(of, one_filter(std::move(of)));
   }
@@ -336,8 +347,8 @@ ExpressionParser::Parsed ExpressionParser::one_filter(ExpressionPtr of) {
   const Token name = take();
   // Others fail when they are reached, as in jinja2: templates guard them by conditions.
   if (!is_known_filter(name.name) && is_foreign_filter(name.name))
-    return template_error(Code::kUnsupported, name.line, "the filter \"%s\" is not supported",
-                          name.name.c_str());
+    return template_error(Code::kUnsupported, name.line,
+                          "the filter \"%s\" is not supported", name.name.c_str());
   ExpressionPtr out = make(ExpressionType::kFilter, name.line, name.name);
   HR_TRY(attach(out.get(), std::move(of)));
   if (accept("(")) HR_TRY(arguments(&out->arguments));
@@ -352,7 +363,8 @@ ExpressionParser::Parsed ExpressionParser::subscript(ExpressionPtr of) {
     HR_TRY(attach(out.get(), std::move(of)));
     if (name.type == TokenType::kName) return out;
     if (name.type != TokenType::kInteger)
-      return template_error(Code::kBadFile, bracket.line, "expected a name or a number after \".\"");
+      return template_error(Code::kBadFile, bracket.line,
+                            "expected a name or a number after \".\"");
     out->type = ExpressionType::kItem;
     ExpressionPtr index = make(ExpressionType::kLiteral, name.line);
     index->literal = Value::integer(name.integer);
@@ -370,7 +382,8 @@ ExpressionParser::Parsed ExpressionParser::subscript(ExpressionPtr of) {
     return out;
   }
   if (is(","))
-    return template_error(Code::kUnsupported, bracket.line, "subscripts with \",\" are not supported");
+    return template_error(Code::kUnsupported, bracket.line,
+                          "subscripts with \",\" are not supported");
   out->type = ExpressionType::kSlice;
   HR_TRY(attach(out.get(), std::move(part)));
   for (int i = 0; i < 2; ++i) {
@@ -387,14 +400,16 @@ ExpressionParser::Parsed ExpressionParser::subscript(ExpressionPtr of) {
 Status ExpressionParser::arguments(std::vector<Argument>* out) {
   while (!is(")")) {
     if (is("*") || is("**"))
-      return template_error(Code::kUnsupported, peek().line, "star arguments are not supported");
+      return template_error(Code::kUnsupported, peek().line,
+                            "star arguments are not supported");
     Argument& argument = out->emplace_back();
     if (peek().type == TokenType::kName && peek_next().type == TokenType::kOperator &&
         peek_next().name == "=") {
       argument.name = take().name;
       take();
     } else if (out->size() > 1 && !(out->end() - 2)->name.empty()) {
-      return template_error(Code::kBadFile, peek().line, "an argument by position after one by name");
+      return template_error(Code::kBadFile, peek().line,
+                            "an argument by position after one by name");
     }
     HR_ASSIGN(argument.value, expression());
     if (!accept(",")) break;
@@ -421,11 +436,11 @@ ExpressionParser::Parsed ExpressionParser::test(ExpressionPtr of) {
   ExpressionPtr out = make(ExpressionType::kTest, line, name);
   HR_TRY(attach(out.get(), std::move(of)));
   const TokenType next = peek().type;
-  const bool operand =
-      (next == TokenType::kName && !is_name("else") && !is_name("or") && !is_name("and") &&
-       !is_name("is") && !is_name("if") && !is_name("not") && !is_name("in")) ||
-      next == TokenType::kString || next == TokenType::kInteger || next == TokenType::kFloat ||
-      is("[") || is("{");
+  const bool operand = (next == TokenType::kName && !is_name("else") && !is_name("or") &&
+                        !is_name("and") && !is_name("is") && !is_name("if") &&
+                        !is_name("not") && !is_name("in")) ||
+                       next == TokenType::kString || next == TokenType::kInteger ||
+                       next == TokenType::kFloat || is("[") || is("{");
   if (accept("(")) {
     HR_TRY(arguments(&out->arguments));
   } else if (is_name("is")) {

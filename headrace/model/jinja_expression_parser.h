@@ -1,5 +1,6 @@
-// The expression half of the template parser: recursive descent in jinja2's order of precedence
-// (condition, or, and, not, comparison, + -, ~, * / // %, unary, **, postfix, filters and tests).
+// The expression half of the template parser: recursive descent in jinja2's order of
+// precedence (condition, or, and, not, comparison, + -, ~, * / // %, unary, **, postfix,
+// filters and tests).
 #pragma once
 
 #include <string>
@@ -40,8 +41,8 @@ class ExpressionParser {
   // An expression, or several with commas: a tuple. `conditions`: "a if b" may appear.
   Parsed tuple(bool conditions = true);
   Parsed expression(bool conditions = true);
-  // Filters applied to `of` (null: to a block). `first_bare`: the first has no "|" before it.
-  // Null when there are none.
+  // Filters applied to `of` (null: to a block). `first_bare`: the first has no "|" before
+  // it. Null when there are none.
   Parsed filter_chain(ExpressionPtr of, bool first_bare);
 
  private:
@@ -66,7 +67,8 @@ class ExpressionParser {
   Parsed test(ExpressionPtr of);
   Status arguments(std::vector<Argument>* out);
   // Left-associative: operand (op operand)*, each op of `ops`.
-  Parsed chain(const std::vector<std::string_view>& ops, Parsed (ExpressionParser::*operand)());
+  Parsed chain(const std::vector<std::string_view>& ops,
+               Parsed (ExpressionParser::*operand)());
 
   ExpressionPtr make(ExpressionType type, int line, std::string name = "") const;
   // Puts `part` under `node`; refuses trees that are too deep.

@@ -11,15 +11,17 @@ namespace {
 
 bool flag(const std::optional<Value>& v) { return v && v->truth(); }
 
-// A decimal number as Python's int() or float() reads text: white space around it, a sign,
-// single underscores between digits.
+// A decimal number as Python's int() or float() reads text: white space around it, a
+// sign, single underscores between digits.
 std::optional<std::string> number_text(TextView text) {
   std::string s = to_utf8(strip(text, nullptr, true, true));
   if (s.starts_with('+')) s.erase(0, 1);
   if (s.starts_with("+") || s.starts_with("-+")) return std::nullopt;
   for (size_t i = 0; i < s.size(); ++i) {
     if (s[i] != '_') continue;
-    const auto digit = [&](size_t k) { return k < s.size() && s[k] >= '0' && s[k] <= '9'; };
+    const auto digit = [&](size_t k) {
+      return k < s.size() && s[k] >= '0' && s[k] <= '9';
+    };
     if (i == 0 || !digit(i - 1) || !digit(i + 1)) return std::nullopt;
   }
   s.erase(std::remove(s.begin(), s.end(), '_'), s.end());
@@ -32,7 +34,8 @@ std::optional<T> parse_number(TextView text) {
   if (!s) return std::nullopt;
   T value{};
   const auto parsed = std::from_chars(s->data(), s->data() + s->size(), value);
-  if (parsed.ec != std::errc() || parsed.ptr != s->data() + s->size()) return std::nullopt;
+  if (parsed.ec != std::errc() || parsed.ptr != s->data() + s->size())
+    return std::nullopt;
   return value;
 }
 
@@ -40,40 +43,61 @@ bool fits_integer(double f) { return std::isfinite(f) && std::abs(f) < 9.2e18; }
 
 }  // namespace
 
-const std::pair<const char*, Renderer::Filter>* Renderer::find_filter(std::string_view name) {
+const std::pair<const char*, Renderer::Filter>* Renderer::find_filter(
+    std::string_view name) {
   using R = Renderer;
   static constexpr std::pair<const char*, Filter> kFilters[] = {
-      {"abs", &R::filter_abs},           {"capitalize", &R::filter_capitalize},
-      {"count", &R::filter_length},      {"d", &R::filter_default},
-      {"default", &R::filter_default},   {"dictsort", &R::filter_dictsort},
-      {"first", &R::filter_first},       {"float", &R::filter_float},
-      {"indent", &R::filter_indent},     {"int", &R::filter_int},
-      {"items", &R::filter_items},       {"join", &R::filter_join},
-      {"last", &R::filter_last},         {"length", &R::filter_length},
-      {"list", &R::filter_list},         {"lower", &R::filter_lower},
-      {"map", &R::filter_map},           {"max", &R::filter_max},
-      {"min", &R::filter_min},           {"reject", &R::filter_reject},
-      {"rejectattr", &R::filter_rejectattr}, {"replace", &R::filter_replace},
-      {"reverse", &R::filter_reverse},   {"round", &R::filter_round},
-      {"safe", &R::filter_safe},         {"select", &R::filter_select},
-      {"selectattr", &R::filter_selectattr}, {"sort", &R::filter_sort},
-      {"string", &R::filter_string},     {"sum", &R::filter_sum},
-      {"title", &R::filter_title},       {"tojson", &R::filter_tojson},
-      {"trim", &R::filter_trim},         {"unique", &R::filter_unique},
+      {"abs", &R::filter_abs},
+      {"capitalize", &R::filter_capitalize},
+      {"count", &R::filter_length},
+      {"d", &R::filter_default},
+      {"default", &R::filter_default},
+      {"dictsort", &R::filter_dictsort},
+      {"first", &R::filter_first},
+      {"float", &R::filter_float},
+      {"indent", &R::filter_indent},
+      {"int", &R::filter_int},
+      {"items", &R::filter_items},
+      {"join", &R::filter_join},
+      {"last", &R::filter_last},
+      {"length", &R::filter_length},
+      {"list", &R::filter_list},
+      {"lower", &R::filter_lower},
+      {"map", &R::filter_map},
+      {"max", &R::filter_max},
+      {"min", &R::filter_min},
+      {"reject", &R::filter_reject},
+      {"rejectattr", &R::filter_rejectattr},
+      {"replace", &R::filter_replace},
+      {"reverse", &R::filter_reverse},
+      {"round", &R::filter_round},
+      {"safe", &R::filter_safe},
+      {"select", &R::filter_select},
+      {"selectattr", &R::filter_selectattr},
+      {"sort", &R::filter_sort},
+      {"string", &R::filter_string},
+      {"sum", &R::filter_sum},
+      {"title", &R::filter_title},
+      {"tojson", &R::filter_tojson},
+      {"trim", &R::filter_trim},
+      {"unique", &R::filter_unique},
       {"upper", &R::filter_upper}};
   for (const auto& entry : kFilters)
     if (name == entry.first) return &entry;
   return nullptr;
 }
 
-bool is_known_filter(std::string_view name) { return Renderer::find_filter(name) != nullptr; }
+bool is_known_filter(std::string_view name) {
+  return Renderer::find_filter(name) != nullptr;
+}
 
-Value Renderer::filter(const std::string& name, const Value& value, const Arguments& arguments,
-                       int line) {
+Value Renderer::filter(const std::string& name, const Value& value,
+                       const Arguments& arguments, int line) {
   if (failed()) return Value();
   const auto* entry = find_filter(name);
   if (entry == nullptr)
-    return fail(Code::kUnsupported, line, "the filter \"%s\" is not supported", name.c_str());
+    return fail(Code::kUnsupported, line, "the filter \"%s\" is not supported",
+                name.c_str());
   const Value out = (this->*entry->second)(value, arguments, line);
   return failed() ? Value() : out;
 }
@@ -115,8 +139,11 @@ Value Renderer::filter_title(const Value& v, const Arguments& a, int line) {
     const bool gap = splits(plain(text[i]));
     while (end < text.size() && splits(plain(text[end])) == gap) ++end;
     const TextView word = TextView(text).substr(i, end - i);
-    if (gap) out += word;
-    else out += map_case(word.substr(0, 1), Case::kUpper) + map_case(word.substr(1), Case::kLower);
+    if (gap)
+      out += word;
+    else
+      out += map_case(word.substr(0, 1), Case::kUpper) +
+             map_case(word.substr(1), Case::kLower);
     i = end;
   }
   return make_text(std::move(out), line);
@@ -139,7 +166,8 @@ Value Renderer::filter_float(const Value& v, const Arguments& a, int line) {
 Value Renderer::filter_int(const Value& v, const Arguments& a, int line) {
   const Bound b = bind(a, {"default", "base"}, 0, "int", line);
   if (b[1] && !(b[1]->is_integer() && b[1]->as_integer() == 10))
-    return fail(Code::kUnsupported, line, "int with a base other than 10 is not supported");
+    return fail(Code::kUnsupported, line,
+                "int with a base other than 10 is not supported");
   if (v.is_integer()) return Value::integer(v.as_integer());
   if (v.is_string())
     if (const auto i = parse_number<int64_t>(v.text())) return Value::integer(*i);
@@ -185,14 +213,16 @@ Value Renderer::filter_replace(const Value& v, const Arguments& a, int line) {
   const Text text = text_of(v, line);
   const Text from = text_of(*b[0], line);
   const Text to = text_of(*b[1], line);
+  if (!tick_search(text, from, line)) return Value();
   const auto size = static_cast<int64_t>(text.size());
   // Before it is made: each place replaced adds `to`.
-  const int64_t places = from.empty() ? size + 1 : size / static_cast<int64_t>(from.size());
+  const int64_t places =
+      from.empty() ? size + 1 : size / static_cast<int64_t>(from.size());
   if (to.size() > from.size()) {
     int64_t hits = 0;
     if (from.empty()) hits = places;
-    for (size_t at = from.empty() ? TextView::npos : find_text(text, from); at != TextView::npos;
-         at = find_text(text, from, at + from.size()))
+    for (size_t at = from.empty() ? TextView::npos : find_text(text, from);
+         at != TextView::npos; at = find_text(text, from, at + from.size()))
       ++hits;
     int64_t growth = 0;
     if (__builtin_mul_overflow(hits, static_cast<int64_t>(to.size()), &growth) ||
@@ -205,7 +235,8 @@ Value Renderer::filter_replace(const Value& v, const Arguments& a, int line) {
 Value Renderer::filter_round(const Value& v, const Arguments& a, int line) {
   const Bound b = bind(a, {"precision", "method"}, 0, "round", line);
   if (!v.is_number()) return fail(Code::kBadFile, line, "round of a %s", v.type_name());
-  if (b[0] && !b[0]->is_integer()) return fail(Code::kBadFile, line, "round needs an integer");
+  if (b[0] && !b[0]->is_integer())
+    return fail(Code::kBadFile, line, "round needs an integer");
   const int64_t precision = b[0] ? b[0]->as_integer() : 0;
   if (precision < 0 || precision > 15)
     return fail(Code::kUnsupported, line, "round to %lld places is not supported",
@@ -214,7 +245,8 @@ Value Renderer::filter_round(const Value& v, const Arguments& a, int line) {
   if (method == "common") {
     if (v.is_integer()) return Value::integer(v.as_integer());
     char buffer[400];
-    std::snprintf(buffer, sizeof buffer, "%.*f", static_cast<int>(precision), v.as_real());
+    std::snprintf(buffer, sizeof buffer, "%.*f", static_cast<int>(precision),
+                  v.as_real());
     return Value::real(std::strtod(buffer, nullptr));
   }
   if (method != "ceil" && method != "floor")
@@ -243,7 +275,8 @@ Value Renderer::filter_trim(const Value& v, const Arguments& a, int line) {
 
 // As transformers defines it: json.dumps, not jinja2's own filter, which escapes HTML.
 Value Renderer::filter_tojson(const Value& v, const Arguments& a, int line) {
-  const Bound b = bind(a, {"ensure_ascii", "indent", "separators", "sort_keys"}, 0, "tojson", line);
+  const Bound b =
+      bind(a, {"ensure_ascii", "indent", "separators", "sort_keys"}, 0, "tojson", line);
   if (failed() || !tick(v.weight(), line)) return Value();
   JsonStyle style;
   style.ensure_ascii = flag(b[0]);
@@ -266,8 +299,8 @@ Value Renderer::filter_tojson(const Value& v, const Arguments& a, int line) {
   }
   Text out;
   if (!append_json(v, style, &out))
-    return fail(Code::kBadFile, line, "a %s (or something in it) is not JSON serializable",
-                v.type_name());
+    return fail(Code::kBadFile, line,
+                "a %s (or something in it) is not JSON serializable", v.type_name());
   return make_text(std::move(out), line);
 }
 

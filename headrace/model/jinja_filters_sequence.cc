@@ -23,14 +23,16 @@ Arguments rest_of(const Arguments& a, size_t n) {
 // "a.b.0": attributes and items one after the other.
 Value Renderer::path(const Value& of, const Value& attribute, int line) {
   if (attribute.is_integer()) return item(of, attribute, line);
-  if (!attribute.is_string()) return fail(Code::kBadFile, line, "an attribute must be a name");
+  if (!attribute.is_string())
+    return fail(Code::kBadFile, line, "an attribute must be a name");
   const Text dot(1, U'.');
   Value out = of;
   for (const TextView part : split(attribute.text(), &dot, -1, false)) {
     const std::string name = to_utf8(part);
     const bool number = !name.empty() && name.size() < 10 &&
                         name.find_first_not_of("0123456789") == std::string::npos;
-    out = item(out, number ? Value::integer(std::stoll(name)) : Value::string(part), line);
+    out =
+        item(out, number ? Value::integer(std::stoll(name)) : Value::string(part), line);
     if (failed()) return Value();
   }
   return out;
@@ -114,7 +116,8 @@ Value Renderer::filter_map(const Value& v, const Arguments& a, int line) {
     }
     return make_list(std::move(items), line);
   }
-  if (!a.positional[0].is_string()) return fail(Code::kBadFile, line, "map needs a filter's name");
+  if (!a.positional[0].is_string())
+    return fail(Code::kBadFile, line, "map needs a filter's name");
   const std::string name = to_utf8(a.positional[0].text());
   const Arguments rest = rest_of(a, 1);
   for (Value& value : items) {
@@ -131,7 +134,8 @@ Value Renderer::select(const Value& v, const Arguments& a, bool keep, bool by_at
   if (!v.truth()) return Value::list({});  // also of none, which cannot be iterated
   if (!iterate(v, &items, line)) return Value();
   const size_t skip = by_attribute ? 1 : 0;
-  if (a.positional.size() < skip) return fail(Code::kBadFile, line, "selectattr needs an attribute");
+  if (a.positional.size() < skip)
+    return fail(Code::kBadFile, line, "selectattr needs an attribute");
   std::string name;
   if (a.positional.size() > skip) {
     if (!a.positional[skip].is_string())
@@ -142,7 +146,8 @@ Value Renderer::select(const Value& v, const Arguments& a, bool keep, bool by_at
     for (const auto& [sign, test] : kSigns)
       if (name == sign) name = test;
     if (!is_known_test(name))
-      return fail(Code::kUnsupported, line, "the test \"%s\" is not supported", name.c_str());
+      return fail(Code::kUnsupported, line, "the test \"%s\" is not supported",
+                  name.c_str());
   }
   const Arguments rest = rest_of(a, skip + 1);
   std::vector<Value> kept;
@@ -170,8 +175,8 @@ Value Renderer::filter_rejectattr(const Value& v, const Arguments& a, int line) 
 }
 
 // What a value is ordered by: its attribute, in lower case unless case counts.
-Value Renderer::sort_key(const Value& v, const std::optional<Value>& attribute, bool keep_case,
-                         int line) {
+Value Renderer::sort_key(const Value& v, const std::optional<Value>& attribute,
+                         bool keep_case, int line) {
   const Value key = attribute && !attribute->is_none() ? path(v, *attribute, line) : v;
   if (failed() || keep_case || !key.is_string()) return key;
   return make_text(map_case(key.text(), Case::kLower), line);
@@ -182,8 +187,8 @@ bool Renderer::sort(std::vector<std::pair<Value, Value>>* keyed, bool reverse, i
   // Comparable at all? Checked first: the sort itself must not see an inconsistent order.
   for (size_t i = 1; i < keyed->size(); ++i) {
     if (less((*keyed)[0].first, (*keyed)[i].first)) continue;
-    fail(Code::kBadFile, line, "%s and %s cannot be ordered", (*keyed)[0].first.type_name(),
-         (*keyed)[i].first.type_name());
+    fail(Code::kBadFile, line, "%s and %s cannot be ordered",
+         (*keyed)[0].first.type_name(), (*keyed)[i].first.type_name());
     return false;
   }
   int64_t weight = 0;

@@ -31,7 +31,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     open_.back().key = Value::string(from_utf8(k, true));
     return true;
   }
-  bool parse_error(size_t at, const std::string&, const nlohmann::json::exception&) override {
+  bool parse_error(size_t at, const std::string&,
+                   const nlohmann::json::exception&) override {
     status_ = error(Code::kUsage, "not JSON at byte %zu", at);
     return false;
   }
@@ -53,7 +54,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool open(bool object) {
-    if (open_.size() + 2 >= static_cast<size_t>(kMaxNesting)) return refuse("nests too deep");
+    if (open_.size() + 2 >= static_cast<size_t>(kMaxNesting))
+      return refuse("nests too deep");
     Open& o = open_.emplace_back();
     o.object = object;
     if (object) o.entries = std::make_shared<DictObject>();
@@ -63,13 +65,17 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   bool close() {
     Open o = std::move(open_.back());
     open_.pop_back();
-    return add(o.object ? Value::dict(std::move(o.entries)) : Value::list(std::move(o.items)));
+    return add(o.object ? Value::dict(std::move(o.entries))
+                        : Value::list(std::move(o.items)));
   }
 
   bool add(Value v) {
-    if (open_.empty()) root_ = std::move(v);
-    else if (open_.back().object) open_.back().entries->set(open_.back().key, std::move(v));
-    else open_.back().items.push_back(std::move(v));
+    if (open_.empty())
+      root_ = std::move(v);
+    else if (open_.back().object)
+      open_.back().entries->set(open_.back().key, std::move(v));
+    else
+      open_.back().items.push_back(std::move(v));
     return true;
   }
 

@@ -8,8 +8,8 @@
 
 namespace headrace::jinja {
 
-// The value of a JSON text; all its characters are untrusted. kUsage names `what` when the text
-// is no JSON; kUnsupported: it nests too deep or has an integer beyond 64 bits.
+// The value of a JSON text; all its characters are untrusted. kUsage names `what` when
+// the text is no JSON; kUnsupported: it nests too deep or has an integer beyond 64 bits.
 Result<Value> value_of_json(std::string_view json, const char* what);
 
 }  // namespace headrace::jinja

@@ -61,7 +61,8 @@ class Lexer {
   }
 
   void advance_to(size_t end) {
-    line_ += static_cast<int>(std::count(source_.begin() + at_, source_.begin() + end, '\n'));
+    line_ +=
+        static_cast<int>(std::count(source_.begin() + at_, source_.begin() + end, '\n'));
     at_ = end;
   }
 
@@ -74,15 +75,18 @@ class Lexer {
     return kNone;
   }
 
-  // Emits the text before the tag at `open`, stripped as the tag's sign and lstrip_blocks say.
+  // Emits the text before the tag at `open`, stripped as the tag's sign and lstrip_blocks
+  // say.
   Status data_until(size_t open, bool line_starts) {
     const size_t end = open == kNone ? source_.size() : open;
     std::string_view text = std::string_view(source_).substr(at_, end - at_);
     if (open != kNone) {
       const char sign = open + 2 < source_.size() ? source_[open + 2] : '\0';
       const bool variable = source_[open + 1] == '{';
-      if (sign == '-') text = strip_right(text);
-      else if (sign != '+' && !variable) text = strip_indent(text, line_starts);
+      if (sign == '-')
+        text = strip_right(text);
+      else if (sign != '+' && !variable)
+        text = strip_indent(text, line_starts);
     }
     if (!text.empty()) add(TokenType::kData).text = from_utf8(text, false);
     advance_to(end);
@@ -125,7 +129,8 @@ class Lexer {
 
   Status comment() {
     const size_t close = source_.find("#}", at_);
-    if (close == kNone) return template_error(Code::kBadFile, line_, "a comment is not closed");
+    if (close == kNone)
+      return template_error(Code::kBadFile, line_, "a comment is not closed");
     const char sign = close > at_ ? source_[close - 1] : '\0';
     advance_to(close + 2);
     skip_after(sign == '-', sign != '+');
@@ -136,7 +141,8 @@ class Lexer {
     size_t end = at_;
     while (end < source_.size() && is_blank(source_[end])) ++end;
     const std::string_view rest = std::string_view(source_).substr(end);
-    if (rest.starts_with("raw") && (rest.size() == 3 || !is_name_start(rest[3]))) return raw(end + 3);
+    if (rest.starts_with("raw") && (rest.size() == 3 || !is_name_start(rest[3])))
+      return raw(end + 3);
     return tag('%');
   }
 
@@ -150,7 +156,8 @@ class Lexer {
       return template_error(Code::kBadFile, line_, "the raw tag is not closed");
     at_ += 2;
     skip_after(minus, true);
-    for (size_t open = source_.find("{%", at_); open != kNone; open = source_.find("{%", open + 2)) {
+    for (size_t open = source_.find("{%", at_); open != kNone;
+         open = source_.find("{%", open + 2)) {
       size_t i = open + 2;
       const char sign = i < source_.size() ? source_[i] : '\0';
       if (sign == '-' || sign == '+') ++i;
@@ -203,14 +210,16 @@ class Lexer {
     if (is_digit(c)) return number();
     if (is_name_start(c)) {
       size_t end = at_;
-      while (end < source_.size() && (is_name_start(source_[end]) || is_digit(source_[end]))) ++end;
+      while (end < source_.size() &&
+             (is_name_start(source_[end]) || is_digit(source_[end])))
+        ++end;
       add(TokenType::kName).name = source_.substr(at_, end - at_);
       at_ = end;
       return Status();
     }
-    constexpr std::string_view kOperators[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
-                                               "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
-                                               ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
+    constexpr std::string_view kOperators[] = {
+        "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
+        "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
     for (const std::string_view op : kOperators) {
       if (source_.compare(at_, op.size(), op) != 0) continue;
       if (op == "(" || op == "[" || op == "{") open->push_back(op[0]);
@@ -238,11 +247,13 @@ class Lexer {
     };
     size_t end = digits(at_);
     bool real = false;
-    if (!after_dot && end + 1 < source_.size() && source_[end] == '.' && is_digit(source_[end + 1])) {
+    if (!after_dot && end + 1 < source_.size() && source_[end] == '.' &&
+        is_digit(source_[end + 1])) {
       end = digits(end + 1);
       real = true;
     }
-    if (!after_dot && end < source_.size() && (source_[end] == 'e' || source_[end] == 'E')) {
+    if (!after_dot && end < source_.size() &&
+        (source_[end] == 'e' || source_[end] == 'E')) {
       size_t i = end + 1;
       if (i < source_.size() && (source_[i] == '+' || source_[i] == '-')) ++i;
       if (i < source_.size() && is_digit(source_[i])) {
@@ -260,17 +271,20 @@ class Lexer {
     const auto parsed = real ? std::from_chars(text.data(), last, token.real)
                              : std::from_chars(text.data(), last, token.integer);
     if (parsed.ec != std::errc() || parsed.ptr != last)
-      return template_error(Code::kUnsupported, line_, "number %s is out of range", text.c_str());
+      return template_error(Code::kUnsupported, line_, "number %s is out of range",
+                            text.c_str());
     at_ = end;
     return Status();
   }
 
   Status string(char quote) {
     size_t end = at_ + 1;
-    while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2 : 1;
+    while (end < source_.size() && source_[end] != quote)
+      end += source_[end] == '\\' ? 2 : 1;
     if (end >= source_.size())
       return template_error(Code::kBadFile, line_, "a string is not closed");
-    const std::string_view body = std::string_view(source_).substr(at_ + 1, end - at_ - 1);
+    const std::string_view body =
+        std::string_view(source_).substr(at_ + 1, end - at_ - 1);
     Token& token = add(TokenType::kString);
     for (size_t i = 0; i < body.size();) {
       const size_t backslash = std::min(body.find('\\', i), body.size());
@@ -298,7 +312,8 @@ class Lexer {
     }
     const bool octal = c >= '0' && c <= '7';
     const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : octal ? 3 : 0;
-    if (c == 'N') return template_error(Code::kUnsupported, line_, "\\N{...} is not supported");
+    if (c == 'N')
+      return template_error(Code::kUnsupported, line_, "\\N{...} is not supported");
     if (digits == 0) {  // not an escape: the backslash stays
       out->push_back('\\');
       *i += 1;

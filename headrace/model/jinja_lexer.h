@@ -1,5 +1,5 @@
-// Lexer of chat templates: Jinja's syntax with the options that Hugging Face transformers sets
-// (trim_blocks, lstrip_blocks, no trailing newline), jinja2 3.1.
+// Lexer of chat templates: Jinja's syntax with the options that Hugging Face transformers
+// sets (trim_blocks, lstrip_blocks, no trailing newline), jinja2 3.1.
 #pragma once
 
 #include <string>
@@ -34,11 +34,12 @@ struct Token {
   double real = 0;      // kFloat
 };
 
-// The tokens of `source`, ending with kEnd. Comments and stripped white space are gone. kBadFile
-// names the line of a syntax error.
+// The tokens of `source`, ending with kEnd. Comments and stripped white space are gone.
+// kBadFile names the line of a syntax error.
 Result<std::vector<Token>> lex(std::string_view source);
 
 // A message about line `line` of the template.
-[[gnu::format(printf, 3, 4)]] Status template_error(Code code, int line, const char* format, ...);
+[[gnu::format(printf, 3, 4)]] Status template_error(Code code, int line,
+                                                    const char* format, ...);
 
 }  // namespace headrace::jinja

@@ -17,7 +17,8 @@ class Parser : public ExpressionParser {
     Body body;
     HR_TRY(statements({}, &body));
     if (peek().type != TokenType::kEnd)
-      return template_error(Code::kBadFile, peek().line, "unexpected \"%s\"", peek().name.c_str());
+      return template_error(Code::kBadFile, peek().line, "unexpected \"%s\"",
+                            peek().name.c_str());
     return body;
   }
 
@@ -31,7 +32,8 @@ class Parser : public ExpressionParser {
       const Token& token = peek();
       if (token.type == TokenType::kEnd) {
         if (!ends.empty())
-          return template_error(Code::kBadFile, token.line, "the template ends before \"%s\"",
+          return template_error(Code::kBadFile, token.line,
+                                "the template ends before \"%s\"",
                                 std::string(ends.back()).c_str());
         break;
       }
@@ -90,16 +92,19 @@ class Parser : public ExpressionParser {
     }
     if (name == "break" || name == "continue") {
       if (loops_ == 0)
-        return template_error(Code::kBadFile, s->line, "\"%s\" outside a loop", name.c_str());
+        return template_error(Code::kBadFile, s->line, "\"%s\" outside a loop",
+                              name.c_str());
       s->type = name == "break" ? StatementType::kBreak : StatementType::kContinue;
       return block_end();
     }
-    constexpr std::string_view kKnown[] = {"block", "extends", "include", "import", "from",
-                                           "call",  "autoescape", "do", "trans", "debug"};
-    const bool known = std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown);
-    return template_error(known ? Code::kUnsupported : Code::kBadFile, s->line,
-                          known ? "the tag \"%s\" is not supported" : "unknown tag \"%s\"",
-                          name.c_str());
+    constexpr std::string_view kKnown[] = {"block", "extends", "include",    "import",
+                                           "from",  "call",    "autoescape", "do",
+                                           "trans", "debug"};
+    const bool known =
+        std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown);
+    return template_error(
+        known ? Code::kUnsupported : Code::kBadFile, s->line,
+        known ? "the tag \"%s\" is not supported" : "unknown tag \"%s\"", name.c_str());
   }
 
   Status if_tag(Statement* s) {
@@ -128,7 +133,8 @@ class Parser : public ExpressionParser {
       HR_ASSIGN(s->filter, expression());
     }
     if (is_name("recursive"))
-      return template_error(Code::kUnsupported, s->line, "recursive loops are not supported");
+      return template_error(Code::kUnsupported, s->line,
+                            "recursive loops are not supported");
     HR_TRY(block_end());
     ++loops_;
     HR_TRY(statements({"else", "endfor"}, &s->body));
@@ -186,7 +192,8 @@ class Parser : public ExpressionParser {
     HR_TRY(expect_operator("("));
     while (!is(")")) {
       if (peek().type != TokenType::kName)
-        return template_error(Code::kUnsupported, s->line, "macro parameters must be names");
+        return template_error(Code::kUnsupported, s->line,
+                              "macro parameters must be names");
       Parameter& parameter = s->parameters.emplace_back();
       parameter.name = take().name;
       if (accept("=")) {

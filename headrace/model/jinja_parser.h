@@ -1,8 +1,8 @@
 // Parser of chat templates.
 //
-// Promises: a construct of Jinja that the renderer lacks (a tag, a filter, a test, star arguments)
-// is refused here, by name and line, not when it is first reached. Nesting is limited, so that
-// neither parsing nor rendering can overflow the stack.
+// Promises: a construct of Jinja that the renderer lacks (a tag, a filter, a test, star
+// arguments) is refused here, by name and line, not when it is first reached. Nesting is
+// limited, so that neither parsing nor rendering can overflow the stack.
 #pragma once
 
 #include <string_view>
@@ -12,8 +12,8 @@
 
 namespace headrace::jinja {
 
-// The statements of the template. kBadFile: a syntax error; kUnsupported: valid Jinja that we do
-// not render. Both with the line.
+// The statements of the template. kBadFile: a syntax error; kUnsupported: valid Jinja
+// that we do not render. Both with the line.
 Result<Body> parse(std::string_view source);
 
 // The filters and tests there are (jinja_filters.cc, jinja_tests.cc).

@@ -9,7 +9,8 @@
 namespace headrace::jinja {
 namespace {
 
-// Bodies and expressions inside one another, macro calls included: about 1 KB of stack each.
+// Bodies and expressions inside one another, macro calls included: about 1 KB of stack
+// each.
 constexpr int kMaxRunning = 1000;
 constexpr int64_t kMaxWeight = 1 << 22;
 
@@ -32,8 +33,8 @@ Result<Text> Renderer::run(const Body& body, std::shared_ptr<Scope> variables,
 
 Renderer::Flow Renderer::run_body(const Body& body) {
   if (++nesting_ > kMaxRunning)
-    fail(Code::kUnsupported, body.empty() ? 0 : body[0]->line, "calls nest deeper than %d",
-         kMaxRunning);
+    fail(Code::kUnsupported, body.empty() ? 0 : body[0]->line,
+         "calls nest deeper than %d", kMaxRunning);
   Flow flow = Flow::kNext;
   for (const auto& statement : body) {
     if (failed()) break;
@@ -103,7 +104,8 @@ Renderer::Flow Renderer::run_statement(const Statement& s) {
 
 Renderer::Flow Renderer::run_if(const Statement& s) {
   for (const auto& [condition, body] : s.branches) {
-    if (condition == nullptr || eval(*condition).truth()) return failed() ? Flow::kNext : run_body(body);
+    if (condition == nullptr || eval(*condition).truth())
+      return failed() ? Flow::kNext : run_body(body);
     if (failed()) break;
   }
   return Flow::kNext;
@@ -224,9 +226,10 @@ Renderer::Bound Renderer::bind(const Arguments& a, const std::vector<const char*
                                size_t required, const char* what, int line) {
   Bound out(names.size());
   if (a.positional.size() > names.size())
-    fail(Code::kBadFile, line, "%s takes at most %zu arguments, not %zu", what, names.size(),
-         a.positional.size());
-  for (size_t i = 0; i < std::min(a.positional.size(), names.size()); ++i) out[i] = a.positional[i];
+    fail(Code::kBadFile, line, "%s takes at most %zu arguments, not %zu", what,
+         names.size(), a.positional.size());
+  for (size_t i = 0; i < std::min(a.positional.size(), names.size()); ++i)
+    out[i] = a.positional[i];
   for (const auto& [name, value] : a.named) {
     size_t i = 0;
     while (i < names.size() && name != names[i]) ++i;
@@ -288,13 +291,19 @@ Value Renderer::checked(Value container, int line) {
   return container;
 }
 
+bool Renderer::tick_search(TextView text, TextView needle, int line) {
+  // Needles of templates are short; only long ones cost more than a pass over the text.
+  return tick(static_cast<int64_t>(text.size() * (1 + needle.size() / 64)), line);
+}
+
 bool Renderer::tick(int64_t steps, int line) {
   if (failed()) return false;
   steps_left_ -= steps;
   if (steps_left_ >= 0 && static_cast<int64_t>(out_->size()) <= limits_.output_characters)
     return true;
-  fail(Code::kUnsupported, line, steps_left_ < 0 ? "rendering takes too many steps"
-                                                 : "the rendered text is too long");
+  fail(Code::kUnsupported, line,
+       steps_left_ < 0 ? "rendering takes too many steps"
+                       : "the rendered text is too long");
   return false;
 }
 

@@ -1,8 +1,8 @@
 // Renderer: runs a parsed template over variables and returns its text.
 //
-// Errors are sticky: the first one stops the rendering; evaluation functions then return undefined
-// values that nobody looks at. A template can neither run for ever nor take unbounded memory: see
-// RenderLimits.
+// Errors are sticky: the first one stops the rendering; evaluation functions then return
+// undefined values that nobody looks at. A template can neither run for ever nor take
+// unbounded memory: see RenderLimits.
 #pragma once
 
 #include <ctime>
@@ -20,8 +20,8 @@ namespace headrace::jinja {
 
 struct RenderLimits {
   int64_t output_characters = 16 << 20;
-  // Evaluations, loop rounds, characters copied and list entries made, together. On top of it
-  // comes `steps_per_input` for every character of the variables.
+  // Evaluations, loop rounds, characters copied and list entries made, together. On top
+  // of it comes `steps_per_input` for every character of the variables.
   int64_t steps = 8 << 20;
   int64_t steps_per_input = 64;
 };
@@ -36,10 +36,11 @@ class Renderer {
   // `now` is what strftime_now() formats.
   Renderer(const RenderLimits& limits, const std::tm& now) : limits_(limits), now_(now) {}
 
-  // Runs `body` with `variables`, which may be changed. `input_characters` is their size. Errors:
-  // kUsage for raise_exception(), kBadFile for what Python would raise, kUnsupported for a limit
-  // or something we do not do.
-  Result<Text> run(const Body& body, std::shared_ptr<Scope> variables, int64_t input_characters);
+  // Runs `body` with `variables`, which may be changed. `input_characters` is their size.
+  // Errors: kUsage for raise_exception(), kBadFile for what Python would raise,
+  // kUnsupported for a limit or something we do not do.
+  Result<Text> run(const Body& body, std::shared_ptr<Scope> variables,
+                   int64_t input_characters);
 
  private:
   enum class Flow { kNext, kBreak, kContinue };
@@ -100,11 +101,13 @@ class Renderer {
   Value range(const Arguments& arguments, int line);
 
   // jinja_tests.cc
-  bool test(const std::string& name, const Value& value, const Arguments& arguments, int line);
+  bool test(const std::string& name, const Value& value, const Arguments& arguments,
+            int line);
 
   // jinja_filters*.cc
   static const std::pair<const char*, Filter>* find_filter(std::string_view name);
-  Value filter(const std::string& name, const Value& value, const Arguments& arguments, int line);
+  Value filter(const std::string& name, const Value& value, const Arguments& arguments,
+               int line);
   Value filter_abs(const Value& v, const Arguments& a, int line);
   Value filter_capitalize(const Value& v, const Arguments& a, int line);
   Value filter_default(const Value& v, const Arguments& a, int line);
@@ -138,14 +141,17 @@ class Renderer {
   Value filter_trim(const Value& v, const Arguments& a, int line);
   Value filter_unique(const Value& v, const Arguments& a, int line);
   Value filter_upper(const Value& v, const Arguments& a, int line);
-  Value select(const Value& v, const Arguments& a, bool keep, bool by_attribute, int line);
+  Value select(const Value& v, const Arguments& a, bool keep, bool by_attribute,
+               int line);
   Value extreme(const Value& v, const Arguments& a, bool greatest, int line);
   Value path(const Value& of, const Value& attribute, int line);
-  Value sort_key(const Value& v, const std::optional<Value>& attribute, bool keep_case, int line);
+  Value sort_key(const Value& v, const std::optional<Value>& attribute, bool keep_case,
+                 int line);
   bool sort(std::vector<std::pair<Value, Value>>* keyed, bool reverse, int line);
 
   // jinja_render.cc: tools of all the above.
-  // The arguments by parameter name; fails on unknown, double and missing (< required) ones.
+  // The arguments by parameter name; fails on unknown, double and missing (< required)
+  // ones.
   Bound bind(const Arguments& a, const std::vector<const char*>& names, size_t required,
              const char* what, int line);
   bool iterate(const Value& value, std::vector<Value>* items, int line);
@@ -153,6 +159,8 @@ class Renderer {
   Value make_text(Text text, int line);
   Value make_list(std::vector<Value> items, int line, bool tuple = false);
   Value checked(Value container, int line);
+  // Counts the work of searching `needle` in `text`, which is their product at worst.
+  bool tick_search(TextView text, TextView needle, int line);
   // Counts work; false when the limit is reached or an error happened before.
   bool tick(int64_t steps, int line);
   [[gnu::format(printf, 4, 5)]] Value fail(Code code, int line, const char* format, ...);

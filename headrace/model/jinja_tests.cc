@@ -8,17 +8,18 @@ namespace headrace::jinja {
 namespace {
 
 constexpr std::string_view kTests[] = {
-    "boolean", "callable", "defined",  "divisibleby", "eq",      "equalto",   "even",
-    "false",   "float",    "ge",       "greaterthan", "gt",      "in",        "integer",
-    "iterable", "le",      "lessthan", "lower",       "lt",      "mapping",   "ne",
-    "none",    "number",   "odd",      "sequence",    "string",  "true",      "undefined",
-    "upper",   "filter",   "test"};
+    "boolean",  "callable", "defined",  "divisibleby", "eq",     "equalto", "even",
+    "false",    "float",    "ge",       "greaterthan", "gt",     "in",      "integer",
+    "iterable", "le",       "lessthan", "lower",       "lt",     "mapping", "ne",
+    "none",     "number",   "odd",      "sequence",    "string", "true",    "undefined",
+    "upper",    "filter",   "test"};
 
 // The comparison that a test name stands for, or null.
 const char* comparison_of(std::string_view name) {
   constexpr std::pair<std::string_view, const char*> kComparisons[] = {
-      {"eq", "=="}, {"equalto", "=="}, {"ne", "!="}, {"lt", "<"}, {"lessthan", "<"},
-      {"le", "<="}, {"gt", ">"}, {"greaterthan", ">"}, {"ge", ">="}, {"in", "in"}};
+      {"eq", "=="},      {"equalto", "=="}, {"ne", "!="}, {"lt", "<"},
+      {"lessthan", "<"}, {"le", "<="},      {"gt", ">"},  {"greaterthan", ">"},
+      {"ge", ">="},      {"in", "in"}};
   for (const auto& [test, op] : kComparisons)
     if (test == name) return op;
   return nullptr;
@@ -50,8 +51,8 @@ bool is_known_test(std::string_view name) {
   return std::find(std::begin(kTests), std::end(kTests), name) != std::end(kTests);
 }
 
-bool Renderer::test(const std::string& name, const Value& value, const Arguments& arguments,
-                    int line) {
+bool Renderer::test(const std::string& name, const Value& value,
+                    const Arguments& arguments, int line) {
   if (failed()) return false;
   if (const std::optional<bool> result = kind_test(name, value)) {
     bind(arguments, {}, 0, name.c_str(), line);
@@ -63,7 +64,8 @@ bool Renderer::test(const std::string& name, const Value& value, const Arguments
   }
   if (name == "lower" || name == "upper") {
     bind(arguments, {}, 0, name.c_str(), line);
-    return is_all_case(text_of(value, line), name == "lower" ? Case::kLower : Case::kUpper);
+    return is_all_case(text_of(value, line),
+                       name == "lower" ? Case::kLower : Case::kUpper);
   }
   if (name == "filter" || name == "test") {
     bind(arguments, {}, 0, name.c_str(), line);

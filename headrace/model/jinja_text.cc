@@ -11,8 +11,9 @@ namespace {
 constexpr char32_t kEscapedByte = 0xDC00;  // plus the byte, 0x80 to 0xFF
 
 const CaseMapping* find_mapping(const CaseMapping* table, size_t count, char32_t c) {
-  const auto* hit = std::lower_bound(
-      table, table + count, c, [](const CaseMapping& m, char32_t v) { return m.from < v; });
+  const auto* hit =
+      std::lower_bound(table, table + count, c,
+                       [](const CaseMapping& m, char32_t v) { return m.from < v; });
   return hit != table + count && hit->from == c ? hit : nullptr;
 }
 
@@ -57,8 +58,8 @@ bool in_set(char32_t c, const Text* set) {
 }
 
 bool is_line_break(char32_t c) {
-  return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
-         c == 0x2029;
+  return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 ||
+         c == 0x2028 || c == 0x2029;
 }
 
 std::vector<TextView> split_spaces(TextView text, int64_t limit) {
@@ -96,8 +97,8 @@ Text from_utf8(std::string_view bytes, bool is_untrusted) {
   const char32_t bit = is_untrusted ? kUntrusted : 0;
   while (!bytes.empty()) {
     const int n = utf8_length(bytes);
-    const char32_t c = n == 0 ? kEscapedByte + static_cast<uint8_t>(bytes[0])
-                              : utf8_decode(bytes, n);
+    const char32_t c =
+        n == 0 ? kEscapedByte + static_cast<uint8_t>(bytes[0]) : utf8_decode(bytes, n);
     out.push_back(c | bit);
     bytes.remove_prefix(n == 0 ? 1 : n);
   }
@@ -124,13 +125,14 @@ void append_ascii(std::string_view ascii, Text* out) {
 }
 
 bool equal(TextView a, TextView b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](char32_t x, char32_t y) {
-           return plain(x) == plain(y);
-         });
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(),
+                    [](char32_t x, char32_t y) { return plain(x) == plain(y); });
 }
 
 bool equal(TextView a, std::string_view b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](char32_t x, char y) {
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(), [](char32_t x, char y) {
            return plain(x) == static_cast<unsigned char>(y);
          });
 }
@@ -144,8 +146,9 @@ int compare(TextView a, TextView b) {
 
 size_t find_text(TextView text, TextView needle, size_t from) {
   if (from > text.size()) return TextView::npos;
-  const auto hit = std::search(text.begin() + from, text.end(), needle.begin(), needle.end(),
-                               [](char32_t x, char32_t y) { return plain(x) == plain(y); });
+  const auto hit =
+      std::search(text.begin() + from, text.end(), needle.begin(), needle.end(),
+                  [](char32_t x, char32_t y) { return plain(x) == plain(y); });
   if (hit == text.end() && !needle.empty()) return TextView::npos;
   return hit - text.begin();
 }
@@ -180,11 +183,13 @@ TextView strip(TextView text, const Text* set, bool left, bool right) {
 
 std::vector<TextView> split(TextView text, const Text* separator, int64_t limit,
                             bool from_right) {
-  if (separator == nullptr) return from_right ? rsplit_spaces(text, limit) : split_spaces(text, limit);
+  if (separator == nullptr)
+    return from_right ? rsplit_spaces(text, limit) : split_spaces(text, limit);
   std::vector<TextView> out;
   if (separator->empty()) return out;
   while (limit < 0 || static_cast<int64_t>(out.size()) < limit) {
-    const size_t at = from_right ? rfind_text(text, *separator) : find_text(text, *separator);
+    const size_t at =
+        from_right ? rfind_text(text, *separator) : find_text(text, *separator);
     if (at == TextView::npos) break;
     const TextView before = text.substr(0, at);
     const TextView after = text.substr(at + separator->size());
@@ -219,7 +224,8 @@ Text replace(TextView text, TextView from, TextView to, int64_t limit) {
     at = hit + from.size();
     if (!from.empty()) continue;
     if (hit >= text.size()) return out;
-    out.push_back(text[at++]);  // an empty `from` matches before every character and at the end
+    out.push_back(
+        text[at++]);  // an empty `from` matches before every character and at the end
   }
   return out.append(text.substr(at));
 }
@@ -234,8 +240,8 @@ Text map_case(TextView text, Case to) {
 bool is_printable(char32_t c) {
   if (c >= 0xD800 && c < 0xE000) return false;
   const UnicodeTriple* end = kUnprintable + kUnprintableCount;
-  const auto* hit = std::lower_bound(kUnprintable, end, c,
-                                     [](const UnicodeTriple& r, char32_t v) { return r.b < v; });
+  const auto* hit = std::lower_bound(
+      kUnprintable, end, c, [](const UnicodeTriple& r, char32_t v) { return r.b < v; });
   return hit == end || hit->a > c;
 }
 

@@ -1,13 +1,16 @@
-// Text of the template engine: Unicode characters, each with one bit that says who wrote it.
+// Text of the template engine: Unicode characters, each with one bit that says who wrote
+// it.
 //
 // Vocabulary
-//   character  a char32_t: a Unicode scalar value, or U+DC80..U+DCFF for a byte 0x80..0xFF that
-//              was not UTF-8 (Python's "surrogateescape"); plus the bit kUntrusted.
-//   untrusted  written by a user (a message), not by the author of the template. The bit travels
-//              with the character through every operation: slices, joins, filters.
+//   character  a char32_t: a Unicode scalar value, or U+DC80..U+DCFF for a byte
+//              0x80..0xFF that was not UTF-8 (Python's "surrogateescape"); plus the bit
+//              kUntrusted.
+//   untrusted  written by a user (a message), not by the author of the template. The bit
+//              travels with the character through every operation: slices, joins,
+//              filters.
 //
-// Promises: comparisons and searches ignore the bit; from_utf8 followed by to_utf8 gives the same
-// bytes. Meanings of the string functions are those of Python's str.
+// Promises: comparisons and searches ignore the bit; from_utf8 followed by to_utf8 gives
+// the same bytes. Meanings of the string functions are those of Python's str.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +47,10 @@ bool ends_with(TextView text, TextView suffix);
 bool is_space(char32_t c);  // as str.isspace()
 // Strips characters of `set` (white space when null) at the given sides.
 TextView strip(TextView text, const Text* set, bool left, bool right);
-// As str.split / rsplit: white space when `separator` is null; at most `limit` cuts, < 0: all.
-std::vector<TextView> split(TextView text, const Text* separator, int64_t limit, bool from_right);
+// As str.split / rsplit: white space when `separator` is null; at most `limit` cuts, < 0:
+// all.
+std::vector<TextView> split(TextView text, const Text* separator, int64_t limit,
+                            bool from_right);
 std::vector<TextView> splitlines(TextView text);
 // At most `limit` replacements, < 0: all.
 Text replace(TextView text, TextView from, TextView to, int64_t limit);

@@ -114,11 +114,15 @@ bool Value::is_safe() const {
   return is_string() && static_cast<const StringObject&>(*object_).safe;
 }
 
-const Text& Value::text() const { return static_cast<const StringObject&>(*object_).text; }
+const Text& Value::text() const {
+  return static_cast<const StringObject&>(*object_).text;
+}
 const std::vector<Value>& Value::items() const {
   return static_cast<const ListObject&>(*object_).items;
 }
-const DictObject& Value::entries() const { return static_cast<const DictObject&>(*object_); }
+const DictObject& Value::entries() const {
+  return static_cast<const DictObject&>(*object_);
+}
 DictObject* Value::attributes() const { return static_cast<DictObject*>(object_.get()); }
 const FunctionObject& Value::as_function() const {
   return static_cast<const FunctionObject&>(*object_);
@@ -167,8 +171,8 @@ int64_t Value::weight() const {
 }
 
 const char* Value::type_name() const {
-  constexpr const char* kNames[] = {"Undefined", "NoneType", "bool",      "int",
-                                    "float",     "str",      "list",      "tuple",
+  constexpr const char* kNames[] = {"Undefined", "NoneType",  "bool",     "int",
+                                    "float",     "str",       "list",     "tuple",
                                     "dict",      "Namespace", "function", "LoopContext"};
   return kNames[static_cast<int>(kind_)];
 }
@@ -186,7 +190,8 @@ size_t DictObject::position(TextView key) const {
     return hit == index_.end() ? items.size() : hit->second;
   }
   size_t i = 0;
-  while (i < items.size() && !(items[i].first.is_string() && equal(items[i].first.text(), key)))
+  while (i < items.size() &&
+         !(items[i].first.is_string() && equal(items[i].first.text(), key)))
     ++i;
   return i;
 }
@@ -214,7 +219,8 @@ void DictObject::set(const Value& key, Value value) {
   if (items.size() < 16) return;
   if (index_.empty()) {
     for (size_t k = 0; k < items.size(); ++k)
-      if (items[k].first.is_string()) index_.emplace(without_bits(items[k].first.text()), k);
+      if (items[k].first.is_string())
+        index_.emplace(without_bits(items[k].first.text()), k);
   } else if (key.is_string()) {
     index_.emplace(without_bits(key.text()), items.size() - 1);
   }
@@ -264,18 +270,20 @@ std::optional<bool> less(const Value& a, const Value& b) {
   return std::nullopt;
 }
 
-// The shortest digits that read back as the same number, in Python's layout: an exponent below
-// 1e-4 and from 1e16 on, always a point or an exponent.
+// The shortest digits that read back as the same number, in Python's layout: an exponent
+// below 1e-4 and from 1e16 on, always a point or an exponent.
 std::string repr_of(double f) {
   if (std::isnan(f)) return "nan";
   if (std::isinf(f)) return f < 0 ? "-inf" : "inf";
   char buffer[64];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, f, std::chars_format::scientific);
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, f, std::chars_format::scientific);
   const std::string scientific(buffer, end.ptr);
   const size_t e = scientific.find('e');
   const int exponent = std::atoi(scientific.c_str() + e + 1);
   if (exponent < -4 || exponent >= 16) return scientific;
-  const auto fixed = std::to_chars(buffer, buffer + sizeof buffer, f, std::chars_format::fixed);
+  const auto fixed =
+      std::to_chars(buffer, buffer + sizeof buffer, f, std::chars_format::fixed);
   std::string out(buffer, fixed.ptr);
   if (out.find('.') == std::string::npos) out += ".0";
   return out;

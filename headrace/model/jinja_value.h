@@ -1,11 +1,11 @@
 // Values of the template engine: what Python objects are to jinja2.
 //
 // Promises
-//   1. Every value but a namespace is immutable once it can be seen by a template, so there are
-//      no cycles through lists and dicts.
-//   2. Containers know how deep they nest (at most kMaxNesting), so walking or freeing one never
-//      overflows the stack; and how many values they hold (weight), so that sharing cannot make
-//      a walk exponentially long unnoticed.
+//   1. Every value but a namespace is immutable once it can be seen by a template, so
+//      there are no cycles through lists and dicts.
+//   2. Containers know how deep they nest (at most kMaxNesting), so walking or freeing
+//      one never overflows the stack; and how many values they hold (weight), so that
+//      sharing cannot make a walk exponentially long unnoticed.
 //   3. str(), repr() and json() write what Python writes.
 #pragma once
 
@@ -118,7 +118,8 @@ struct ListObject : Object {
   int64_t weight = 1;
 };
 
-// Ordered by insertion, like Python's dict. Large ones are indexed by the text of string keys.
+// Ordered by insertion, like Python's dict. Large ones are indexed by the text of string
+// keys.
 struct DictObject : Object {
   std::vector<std::pair<Value, Value>> items;
   int depth = 1;
@@ -130,14 +131,16 @@ struct DictObject : Object {
 
  private:
   size_t position(TextView key) const;
-  std::unordered_map<Text, size_t> index_;  // used from 16 entries on; keys without the bit
+  std::unordered_map<Text, size_t>
+      index_;  // used from 16 entries on; keys without the bit
 };
 
 bool equals(const Value& a, const Value& b);
 // a < b, or none when Python would raise TypeError.
 std::optional<bool> less(const Value& a, const Value& b);
 
-// Both append; false when the value cannot be written (a function, a value nested too deep).
+// Both append; false when the value cannot be written (a function, a value nested too
+// deep).
 bool append_str(const Value& value, Text* out);
 bool append_repr(const Value& value, Text* out);
 

@@ -17,7 +17,8 @@ void append_hex_escape(char32_t c, char32_t bit, Text* out) {
 // Single quotes, unless the text has some and no double ones.
 void append_quoted(TextView text, Text* out) {
   const auto has = [text](char32_t q) {
-    return std::any_of(text.begin(), text.end(), [q](char32_t c) { return plain(c) == q; });
+    return std::any_of(text.begin(), text.end(),
+                       [q](char32_t c) { return plain(c) == q; });
   };
   const char32_t quote = has('\'') && !has('"') ? '"' : '\'';
   out->push_back(quote);
@@ -28,12 +29,18 @@ void append_quoted(TextView text, Text* out) {
       out->push_back('\\' | bit);
       out->push_back(letter | bit);
     };
-    if (c == quote || c == '\\') escape(c);
-    else if (c == '\n') escape('n');
-    else if (c == '\r') escape('r');
-    else if (c == '\t') escape('t');
-    else if (!is_printable(c)) append_hex_escape(c, bit, out);
-    else out->push_back(full);
+    if (c == quote || c == '\\')
+      escape(c);
+    else if (c == '\n')
+      escape('n');
+    else if (c == '\r')
+      escape('r');
+    else if (c == '\t')
+      escape('t');
+    else if (!is_printable(c))
+      append_hex_escape(c, bit, out);
+    else
+      out->push_back(full);
   }
   out->push_back(quote);
 }
@@ -54,16 +61,26 @@ void append_json_string(TextView text, bool ensure_ascii, Text* out) {
     const auto put = [&](std::string_view s) {
       for (const char x : s) out->push_back(static_cast<unsigned char>(x) | bit);
     };
-    if (c == '"') put("\\\"");
-    else if (c == '\\') put("\\\\");
-    else if (c == '\n') put("\\n");
-    else if (c == '\r') put("\\r");
-    else if (c == '\t') put("\\t");
-    else if (c == '\f') put("\\f");
-    else if (c == '\b') put("\\b");
-    else if (c < 0x20) put(text_of("\\u%04x", static_cast<unsigned>(c)));
-    else if (!ensure_ascii || c < 0x7F) out->push_back(full);
-    else if (c < 0x10000) put(text_of("\\u%04x", static_cast<unsigned>(c)));
+    if (c == '"')
+      put("\\\"");
+    else if (c == '\\')
+      put("\\\\");
+    else if (c == '\n')
+      put("\\n");
+    else if (c == '\r')
+      put("\\r");
+    else if (c == '\t')
+      put("\\t");
+    else if (c == '\f')
+      put("\\f");
+    else if (c == '\b')
+      put("\\b");
+    else if (c < 0x20)
+      put(text_of("\\u%04x", static_cast<unsigned>(c)));
+    else if (!ensure_ascii || c < 0x7F)
+      out->push_back(full);
+    else if (c < 0x10000)
+      put(text_of("\\u%04x", static_cast<unsigned>(c)));
     else
       put(text_of("\\u%04x\\u%04x", static_cast<unsigned>(0xD800 + ((c - 0x10000) >> 10)),
                   static_cast<unsigned>(0xDC00 + ((c - 0x10000) & 0x3FF))));

@@ -37,7 +37,8 @@ struct Tokenizer::Run {
 
 bool Tokenizer::joinable(int32_t id) const {
   const TokenKind k = kind(id);
-  return k == TokenKind::kNormal || k == TokenKind::kUserDefined || k == TokenKind::kUnused;
+  return k == TokenKind::kNormal || k == TokenKind::kUserDefined ||
+         k == TokenKind::kUnused;
 }
 
 // Merging never yields a special token, whatever the file says.
@@ -62,8 +63,10 @@ Result<std::vector<int32_t>> Tokenizer::encode(const std::vector<TextPiece>& pie
     const auto begin = static_cast<uint32_t>(joined.size());
     joined += piece.text;
     if (!piece.trusted || !options.parse_special || piece.text.empty()) continue;
-    if (!trusted.empty() && trusted.back() == begin) trusted.pop_back();
-    else trusted.push_back(begin);
+    if (!trusted.empty() && trusted.back() == begin)
+      trusted.pop_back();
+    else
+      trusted.push_back(begin);
     trusted.push_back(static_cast<uint32_t>(joined.size()));
   }
   Run run;
@@ -85,7 +88,8 @@ Status Tokenizer::encode_text(std::string_view text, const std::vector<uint32_t>
     }
     while (interval < trusted.size() && trusted[interval + 1] <= at) interval += 2;
     const bool inside = interval < trusted.size() && trusted[interval] <= at;
-    const int32_t id = match_marker(text.substr(at), inside ? trusted[interval + 1] - at : 0);
+    const int32_t id =
+        match_marker(text.substr(at), inside ? trusted[interval + 1] - at : 0);
     if (id < 0) {
       ++at;
       continue;
@@ -105,8 +109,9 @@ Status Tokenizer::encode_text(std::string_view text, const std::vector<uint32_t>
   return encode_plain(text.substr(begin), run);
 }
 
-// The longest marker that `text` starts with and that may be recognised, or -1. The markers are
-// ordered by text: those with a common prefix are a range that each byte narrows.
+// The longest marker that `text` starts with and that may be recognised, or -1. The
+// markers are ordered by text: those with a common prefix are a range that each byte
+// narrows.
 int32_t Tokenizer::match_marker(std::string_view text, size_t trusted_bytes) const {
   const std::vector<int32_t>& markers = state_->markers;
   size_t low = 0;
@@ -120,9 +125,11 @@ int32_t Tokenizer::match_marker(std::string_view text, size_t trusted_bytes) con
     };
     const auto first = markers.begin();
     low = std::partition_point(first + low, first + high,
-                               [&](int32_t id) { return byte_at(id) < byte; }) - first;
+                               [&](int32_t id) { return byte_at(id) < byte; }) -
+          first;
     high = std::partition_point(first + low, first + high,
-                                [&](int32_t id) { return byte_at(id) == byte; }) - first;
+                                [&](int32_t id) { return byte_at(id) == byte; }) -
+           first;
     if (low == high) break;
     const int32_t id = markers[low];
     if (this->text(id).size() != depth + 1) continue;
@@ -150,8 +157,10 @@ Status Tokenizer::encode_plain(std::string_view text, Run* run) const {
     escaped.reserve(text.size() + text.size() / 2 + 4);
     if (prefix) escaped += v.escape_spaces ? kSpaceMark : " ";
     for (const char c : text) {
-      if (c == ' ' && v.escape_spaces) escaped += kSpaceMark;
-      else escaped += c;
+      if (c == ' ' && v.escape_spaces)
+        escaped += kSpaceMark;
+      else
+        escaped += c;
     }
     encode_characters(escaped, run);
   }
@@ -222,8 +231,8 @@ void Tokenizer::encode_character_word(std::string_view text, Run* run) const {
     int32_t id = known == 0 ? -1 : state_->index.find(text.substr(at, length));
     if (id >= 0 && !joinable(id)) id = -1;
     const auto n = static_cast<int32_t>(symbols.size());
-    symbols.push_back({n - 1, n + 1, id, static_cast<uint32_t>(at),
-                       static_cast<uint32_t>(length)});
+    symbols.push_back(
+        {n - 1, n + 1, id, static_cast<uint32_t>(at), static_cast<uint32_t>(length)});
     at += length;
   }
   if (symbols.empty()) return;
@@ -231,7 +240,8 @@ void Tokenizer::encode_character_word(std::string_view text, Run* run) const {
   if (state_->vocabulary.model == TokenizerModel::kScoredChars) {
     const std::vector<float>& scores = state_->vocabulary.scores;
     merge_symbols(&run->scratch, [&](const Symbol& left, const Symbol& right) -> Join {
-      const int32_t id = state_->index.find(text.substr(left.begin, left.length + right.length));
+      const int32_t id =
+          state_->index.find(text.substr(left.begin, left.length + right.length));
       if (id < 0 || !joinable(id)) return {};
       return {key_of_score(scores[id]), id};
     });
@@ -241,8 +251,10 @@ void Tokenizer::encode_character_word(std::string_view text, Run* run) const {
     });
   }
   for (int32_t i = 0; i >= 0; i = symbols[i].next) {
-    if (symbols[i].id >= 0) run->out.push_back(symbols[i].id);
-    else emit_characters(text.substr(symbols[i].begin, symbols[i].length), run);
+    if (symbols[i].id >= 0)
+      run->out.push_back(symbols[i].id);
+    else
+      emit_characters(text.substr(symbols[i].begin, symbols[i].length), run);
   }
 }
 
@@ -279,7 +291,8 @@ std::string Tokenizer::token_bytes(int32_t id, bool show_special) const {
   const TokenKind k = kind(id);
   if (is_special(id)) return show_special ? std::string(text) : "";
   if (k == TokenKind::kUserDefined) return std::string(text);
-  if (state_->vocabulary.model == TokenizerModel::kByteBpe) return bytes_of_alphabet(text);
+  if (state_->vocabulary.model == TokenizerModel::kByteBpe)
+    return bytes_of_alphabet(text);
   if (const int byte = byte_token_value(text); byte >= 0 && k != TokenKind::kUnused)
     return std::string(1, static_cast<char>(byte));
   if (!state_->vocabulary.escape_spaces) return std::string(text);

@@ -40,7 +40,9 @@ int hex_digit(char c) {
 
 }  // namespace
 
-void append_alphabet(uint8_t byte, std::string* out) { utf8_append(kAlphabet[byte], out); }
+void append_alphabet(uint8_t byte, std::string* out) {
+  utf8_append(kAlphabet[byte], out);
+}
 
 std::string bytes_of_alphabet(std::string_view token) {
   std::string out;
@@ -48,8 +50,10 @@ std::string bytes_of_alphabet(std::string_view token) {
   for (size_t at = 0; at < token.size();) {
     const int n = utf8_length(token.substr(at));
     const char32_t c = n == 0 ? 0xFFFF : utf8_decode(token.substr(at), n);
-    if (c < kInverse.size() && kInverse[c] >= 0) out += static_cast<char>(kInverse[c]);
-    else out.append(token.substr(at, n == 0 ? 1 : n));
+    if (c < kInverse.size() && kInverse[c] >= 0)
+      out += static_cast<char>(kInverse[c]);
+    else
+      out.append(token.substr(at, n == 0 ? 1 : n));
     at += n == 0 ? 1 : n;
   }
   return out;

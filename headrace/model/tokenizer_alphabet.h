@@ -1,5 +1,5 @@
-// The ways in which vocabularies write raw bytes: GPT-2's alphabet (every byte a printable
-// character: 0x20 is U+0120) and SentencePiece's names ("<0x0A>").
+// The ways in which vocabularies write raw bytes: GPT-2's alphabet (every byte a
+// printable character: 0x20 is U+0120) and SentencePiece's names ("<0x0A>").
 #pragma once
 
 #include <cstdint>

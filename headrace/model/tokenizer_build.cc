@@ -8,21 +8,35 @@
 namespace headrace {
 namespace {
 
-// Names of tokens that end a turn or a text in the model families we know. A model may have a
-// token of such a name without saying so in its metadata (llama 3's <|eot_id|> is the classic).
+// Names of tokens that end a turn or a text in the model families we know. A model may
+// have a token of such a name without saying so in its metadata (llama 3's <|eot_id|> is
+// the classic).
 constexpr std::string_view kEndNames[] = {
-    "<|eot_id|>",    "<|im_end|>",        "<|end|>",     "<end_of_turn>", "<|endoftext|>",
-    "<|eom_id|>",    "<|end_of_text|>",   "<EOT>",       "_<EOT>",        "[EOT]",
-    "<|return|>",    "<|call|>",          "<turn|>",     "<|end_of_turn|>",
-    "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<|return|>",
+    "<|call|>",
+    "<turn|>",
+    "<|end_of_turn|>",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>",
 };
 
-// Markers of chat templates that some files call "user defined" although they steer the model.
+// Markers of chat templates that some files call "user defined" although they steer the
+// model.
 constexpr std::string_view kMarkerNames[] = {
-    "<start_of_turn>", "<end_of_turn>",
-    "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]",
-    "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
-    "<|turn>", "<turn|>", "<start_of_image>", "<end_of_image>",
+    "<start_of_turn>",   "<end_of_turn>",      "[INST]",           "[/INST]",
+    "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]",     "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",   "[SYSTEM_PROMPT]",    "[/SYSTEM_PROMPT]", "<|turn>",
+    "<turn|>",           "<start_of_image>",   "<end_of_image>",
 };
 
 bool wrapped(std::string_view text, std::string_view open, std::string_view close) {
@@ -37,8 +51,8 @@ bool looks_like_marker(std::string_view text) {
          std::end(kMarkerNames);
 }
 
-// Some files give tokens that steer the model as "user defined" or even "normal"; a user must not
-// be able to type those, and a template must.
+// Some files give tokens that steer the model as "user defined" or even "normal"; a user
+// must not be able to type those, and a template must.
 void find_control_tokens(const TokenIndex& index, Vocabulary* v) {
   if (v->kinds.empty()) v->kinds.assign(v->tokens.size(), TokenKind::kNormal);
   for (size_t i = 0; i < v->kinds.size(); ++i)
@@ -62,8 +76,8 @@ void find_control_tokens(const TokenIndex& index, Vocabulary* v) {
 
 Status check_id(const char* name, int32_t id, size_t tokens) {
   if (id >= -1 && id < static_cast<int64_t>(tokens)) return Status();
-  return error(Code::kBadFile, "tokenizer: the %s token id %d is outside the %zu tokens", name,
-               id, tokens);
+  return error(Code::kBadFile, "tokenizer: the %s token id %d is outside the %zu tokens",
+               name, id, tokens);
 }
 
 Status check_count(const char* name, size_t count, size_t tokens) {
@@ -83,7 +97,8 @@ Status Tokenizer::check(const Vocabulary& v) {
     return error(Code::kBadFile, "tokenizer: a score-driven vocabulary without scores");
   for (size_t i = 0; i < v.scores.size(); ++i)
     if (std::isnan(v.scores[i]))
-      return error(Code::kBadFile, "tokenizer: the score of token %zu is not a number", i);
+      return error(Code::kBadFile, "tokenizer: the score of token %zu is not a number",
+                   i);
   for (size_t i = 0; i < v.kinds.size(); ++i)
     if (v.kinds[i] < TokenKind::kNormal || v.kinds[i] > TokenKind::kByte)
       return error(Code::kBadFile, "tokenizer: token %zu has the unknown type %d", i,
@@ -102,8 +117,9 @@ Result<Tokenizer> Tokenizer::build(Vocabulary vocabulary) {
   HR_TRY(check(vocabulary));
   Result<Splitter> splitter = Splitter::from_patterns({});
   if (vocabulary.model == TokenizerModel::kByteBpe && !vocabulary.split_none)
-    splitter = vocabulary.split_patterns.empty() ? Splitter::named(vocabulary.pre)
-                                                 : Splitter::from_patterns(vocabulary.split_patterns);
+    splitter = vocabulary.split_patterns.empty()
+                   ? Splitter::named(vocabulary.pre)
+                   : Splitter::from_patterns(vocabulary.split_patterns);
   if (!splitter.ok()) return splitter.status();
   auto state = std::make_unique<State>(std::move(splitter).value());
   state->vocabulary = std::move(vocabulary);
@@ -122,22 +138,26 @@ void Tokenizer::find_byte_tokens(State* state) {
   const Vocabulary& v = state->vocabulary;
   for (int b = 0; b < 256; ++b) {
     std::string name;
-    if (v.model == TokenizerModel::kByteBpe) append_alphabet(static_cast<uint8_t>(b), &name);
-    else name = text_of("<0x%02X>", b);
+    if (v.model == TokenizerModel::kByteBpe)
+      append_alphabet(static_cast<uint8_t>(b), &name);
+    else
+      name = text_of("<0x%02X>", b);
     state->byte_ids[b] = state->index.find(name);
   }
   if (v.model == TokenizerModel::kByteBpe) return;
-  // A mark that follows another character inside a token: look for it in the whole pool, then
-  // check that both lie in one token.
+  // A mark that follows another character inside a token: look for it in the whole pool,
+  // then check that both lie in one token.
   constexpr std::string_view kMark = "\xE2\x96\x81";
   const std::string_view pool = v.tokens.pool;
   state->words_separate = v.escape_spaces;
   size_t token = 0;
-  for (size_t at = pool.find(kMark); at != std::string_view::npos && state->words_separate;
+  for (size_t at = pool.find(kMark);
+       at != std::string_view::npos && state->words_separate;
        at = pool.find(kMark, at + 3)) {
     while (v.tokens.ends[token] <= at) ++token;
     const size_t begin = token == 0 ? 0 : v.tokens.ends[token - 1];
-    const bool inside = at > begin && !(at >= begin + 3 && pool.substr(at - 3, 3) == kMark);
+    const bool inside =
+        at > begin && !(at >= begin + 3 && pool.substr(at - 3, 3) == kMark);
     const bool merged = v.kinds.empty() || v.kinds[token] == TokenKind::kNormal;
     if (inside && merged) state->words_separate = false;
   }
@@ -167,7 +187,8 @@ void Tokenizer::find_ends(State* state) {
     if (id >= 0) ends.push_back(id);
   for (const std::string_view name : kEndNames) {
     const int32_t id = state->index.find(name);
-    if (id >= 0 && !v.kinds.empty() && v.kinds[id] == TokenKind::kControl) ends.push_back(id);
+    if (id >= 0 && !v.kinds.empty() && v.kinds[id] == TokenKind::kControl)
+      ends.push_back(id);
   }
   std::sort(ends.begin(), ends.end());
   ends.erase(std::unique(ends.begin(), ends.end()), ends.end());

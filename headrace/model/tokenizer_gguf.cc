@@ -13,7 +13,8 @@ Status take_kinds(ModelFile* model, Vocabulary* v) {
   v->kinds.reserve(kinds.size());
   for (const int32_t k : kinds) {
     if (k < 1 || k > 6)
-      return error(Code::kBadFile, "tokenizer.ggml.token_type: token %zu has the unknown type %d",
+      return error(Code::kBadFile,
+                   "tokenizer.ggml.token_type: token %zu has the unknown type %d",
                    v->kinds.size(), k);
     v->kinds.push_back(static_cast<TokenKind>(k));
   }
@@ -60,7 +61,8 @@ Result<Vocabulary> vocabulary_from_gguf(ModelFile* model) {
     bos_default = v.whole_words_first;
     HR_ASSIGN(v.merges, model->take<StringList>("tokenizer.ggml.merges"));
   } else {
-    return error(Code::kUnsupported, "tokenizer.ggml.model is \"%s\"; known are gpt2 and llama",
+    return error(Code::kUnsupported,
+                 "tokenizer.ggml.model is \"%s\"; known are gpt2 and llama",
                  kind.c_str());
   }
   HR_ASSIGN(v.tokens, model->take<StringList>("tokenizer.ggml.tokens"));
@@ -69,7 +71,8 @@ Result<Vocabulary> vocabulary_from_gguf(ModelFile* model) {
   HR_TRY(read_ids(*model, characters, &v));
   HR_TRY(read_flag(*model, "tokenizer.ggml.add_bos_token", bos_default, &v.add_bos));
   HR_TRY(read_flag(*model, "tokenizer.ggml.add_eos_token", false, &v.add_eos));
-  HR_TRY(read_flag(*model, "tokenizer.ggml.add_space_prefix", characters, &v.add_space_prefix));
+  HR_TRY(read_flag(*model, "tokenizer.ggml.add_space_prefix", characters,
+                   &v.add_space_prefix));
   return v;
 }
 

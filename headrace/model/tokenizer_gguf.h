@@ -7,9 +7,9 @@
 
 namespace headrace {
 
-// Moves the big arrays out of `model`'s metadata into a Vocabulary. kBadFile: a key is missing or
-// of the wrong type, named. kUnsupported: a tokenizer model we do not know (tokenizer.ggml.model),
-// named. Defaults of absent keys are llama.cpp's.
+// Moves the big arrays out of `model`'s metadata into a Vocabulary. kBadFile: a key is
+// missing or of the wrong type, named. kUnsupported: a tokenizer model we do not know
+// (tokenizer.ggml.model), named. Defaults of absent keys are llama.cpp's.
 Result<Vocabulary> vocabulary_from_gguf(ModelFile* model);
 
 }  // namespace headrace

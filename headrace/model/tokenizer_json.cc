@@ -20,15 +20,15 @@ constexpr char kSeparator = '\0';  // between the halves of a merge given as a p
 struct Parts {
   json small = json::object();  // "normalizer", "model.type", ...; added tokens apart
   std::vector<json> added;
-  StringList tokens;            // in the order of the file
-  std::vector<int32_t> ids;     // [tokens]
+  StringList tokens;         // in the order of the file
+  std::vector<int32_t> ids;  // [tokens]
   StringList merges;
-  bool pairs = false;           // merges came as [left, right]
+  bool pairs = false;            // merges came as [left, right]
   bool list_vocabulary = false;  // Unigram
 };
 
-// Takes the events of the parser apart by where they happen. `path_` holds the keys of the open
-// objects, "" for arrays.
+// Takes the events of the parser apart by where they happen. `path_` holds the keys of
+// the open objects, "" for arrays.
 class Reader : public json::json_sax_t {
  public:
   explicit Reader(Parts* parts) : parts_(parts) {}
@@ -88,8 +88,10 @@ class Reader : public json::json_sax_t {
       return true;
     }
     parts_->pairs = true;
-    if (half_ == 1) parts_->merges.push_back(left_ + kSeparator + s);
-    else left_ = s;
+    if (half_ == 1)
+      parts_->merges.push_back(left_ + kSeparator + s);
+    else
+      left_ = s;
     ++half_;
     return true;
   }
@@ -121,7 +123,8 @@ class Reader : public json::json_sax_t {
     const bool array = empty.is_array();
     path_.push_back(name);
     arrays_.push_back(array);
-    if (array && in("model", "vocab") && path_.size() == 3) parts_->list_vocabulary = true;
+    if (array && in("model", "vocab") && path_.size() == 3)
+      parts_->list_vocabulary = true;
     if (in("model", "merges") && path_.size() == 4) half_ = 0;
     if (packed() || path_.size() == 1) return true;
     if (path_.size() == 2 && name == "model") return true;
@@ -188,8 +191,8 @@ Result<std::vector<Added>> read_added(const std::vector<json>& list) {
       return error(Code::kBadFile, "the added token \"%s\" has no id", content.c_str());
     const auto id = j["id"].get<int64_t>();
     if (id < 0 || id > kMaxId)
-      return error(Code::kBadFile, "the added token \"%s\" has the id %lld", content.c_str(),
-                   static_cast<long long>(id));
+      return error(Code::kBadFile, "the added token \"%s\" has the id %lld",
+                   content.c_str(), static_cast<long long>(id));
     if (flag_in(j, "single_word", false))
       return error(Code::kUnsupported, "the added token \"%s\" is a single word only",
                    content.c_str());
@@ -210,9 +213,12 @@ Status order_tokens(Parts* parts, const std::vector<Added>& added, Vocabulary* v
   if (static_cast<size_t>(count) > 4 * (parts->ids.size() + added.size()) + 1024)
     return error(Code::kBadFile, "token ids go up to %d for %zu tokens", count - 1,
                  parts->ids.size() + added.size());
-  std::vector<int32_t> where(count, -1);  // [id] -> index of the file's order, or -2 - added
-  for (size_t i = 0; i < parts->ids.size(); ++i) where[parts->ids[i]] = static_cast<int32_t>(i);
-  for (size_t i = 0; i < added.size(); ++i) where[added[i].id] = -2 - static_cast<int32_t>(i);
+  std::vector<int32_t> where(count,
+                             -1);  // [id] -> index of the file's order, or -2 - added
+  for (size_t i = 0; i < parts->ids.size(); ++i)
+    where[parts->ids[i]] = static_cast<int32_t>(i);
+  for (size_t i = 0; i < added.size(); ++i)
+    where[added[i].id] = -2 - static_cast<int32_t>(i);
   v->tokens.pool.reserve(parts->tokens.pool.size());
   v->tokens.ends.reserve(count);
   v->kinds.assign(count, TokenKind::kNormal);
@@ -251,7 +257,8 @@ Status read_model(const json& small, Vocabulary* v) {
       return error(Code::kUnsupported, "tokenizer.json: %s is not supported", key);
   v->whole_words_first = flag_in(small, "model.ignore_merges", false);
   v->unk = find_token(*v, text_in(small, "model.unk_token"));
-  if (v->unk >= 0 && v->kinds[v->unk] == TokenKind::kNormal) v->kinds[v->unk] = TokenKind::kUnknown;
+  if (v->unk >= 0 && v->kinds[v->unk] == TokenKind::kNormal)
+    v->kinds[v->unk] = TokenKind::kUnknown;
   if (!flag_in(small, "model.byte_fallback", false)) return Status();
   for (size_t i = 0; i < v->tokens.size(); ++i)
     if (byte_token_value(v->tokens[i]) >= 0) v->kinds[i] = TokenKind::kByte;
@@ -282,7 +289,8 @@ std::string token_in(const json& config, const char* key) {
 // The template called "default" where there are several.
 std::string template_in(const json& config) {
   const std::string text = text_in(config, "chat_template");
-  if (!text.empty() || !config.is_object() || !config.contains("chat_template")) return text;
+  if (!text.empty() || !config.is_object() || !config.contains("chat_template"))
+    return text;
   for (const json& entry : config["chat_template"])
     if (text_in(entry, "name") == "default") return text_in(entry, "template");
   return "";
@@ -304,8 +312,8 @@ Status add_end_ids(const json& generation, Vocabulary* v) {
 Result<Vocabulary> vocabulary_from_tokenizer_json(const std::string& path) {
   HR_ASSIGN(Parts parts, read_parts(path));
   if (parts.list_vocabulary)
-    return error(Code::kUnsupported, "%s: the model \"%s\" is not supported", path.c_str(),
-                 text_in(parts.small, "model.type").c_str());
+    return error(Code::kUnsupported, "%s: the model \"%s\" is not supported",
+                 path.c_str(), text_in(parts.small, "model.type").c_str());
   Vocabulary v;
   v.model = TokenizerModel::kCharBpe;  // unless the pre-tokenizer works on bytes
   HR_ASSIGN(const std::vector<Added> added, read_added(parts.added));
@@ -314,10 +322,11 @@ Result<Vocabulary> vocabulary_from_tokenizer_json(const std::string& path) {
   HR_TRY(read_normalizer(member(parts.small, "normalizer"), &v).within(path));
   HR_TRY(read_pre_tokenizer(member(parts.small, "pre_tokenizer"), &v).within(path));
   HR_TRY(read_post_processor(member(parts.small, "post_processor"), &v).within(path));
-  if (v.model == TokenizerModel::kByteBpe && v.split_patterns.empty()) v.split_none = true;
+  if (v.model == TokenizerModel::kByteBpe && v.split_patterns.empty())
+    v.split_none = true;
   if (v.model == TokenizerModel::kCharBpe && !v.split_patterns.empty())
-    return error(Code::kUnsupported, "%s: a pre-tokenizer over characters is not supported",
-                 path.c_str());
+    return error(Code::kUnsupported,
+                 "%s: a pre-tokenizer over characters is not supported", path.c_str());
   v.merges = std::move(parts.merges);
   v.merge_separator = parts.pairs ? kSeparator : ' ';
   return v;

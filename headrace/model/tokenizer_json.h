@@ -16,12 +16,13 @@ struct HfTokenizer {
 };
 
 // Reads tokenizer.json, which must be there, and what there is of tokenizer_config.json,
-// generation_config.json and chat_template.jinja. kIo: a file cannot be read; kBadFile: it is not
-// what it should be; kUnsupported: a model, normalizer or pre-tokenizer that we do not do, named.
+// generation_config.json and chat_template.jinja. kIo: a file cannot be read; kBadFile:
+// it is not what it should be; kUnsupported: a model, normalizer or pre-tokenizer that we
+// do not do, named.
 Result<HfTokenizer> hf_tokenizer(const std::string& folder);
 
-// Reads one tokenizer.json (10 to 30 MB) as a stream: vocabulary and merges go straight into their
-// packed form. bos and eos stay unset unless the post-processor names them.
+// Reads one tokenizer.json (10 to 30 MB) as a stream: vocabulary and merges go straight
+// into their packed form. bos and eos stay unset unless the post-processor names them.
 Result<Vocabulary> vocabulary_from_tokenizer_json(const std::string& path);
 
 }  // namespace headrace

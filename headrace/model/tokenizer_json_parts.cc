@@ -23,7 +23,8 @@ std::string expression_of(const json& j) {
   if (!regex.empty()) return regex;
   std::string out;
   for (const char c : text_in(j["pattern"], "String")) {
-    if (std::string_view("\\^$.|?*+()[]{}").find(c) != std::string_view::npos) out += '\\';
+    if (std::string_view("\\^$.|?*+()[]{}").find(c) != std::string_view::npos)
+      out += '\\';
     out += c;
   }
   return out;
@@ -32,14 +33,16 @@ std::string expression_of(const json& j) {
 Status read_split(const json& j, Vocabulary* v) {
   const std::string pattern = expression_of(j);
   const std::string behavior = text_in(j, "behavior");
-  if (pattern.empty()) return error(Code::kBadFile, "tokenizer.json: a Split without a pattern");
+  if (pattern.empty())
+    return error(Code::kBadFile, "tokenizer.json: a Split without a pattern");
   const bool invert = flag_in(j, "invert", false);
   // Spaces are marks by then: there is nothing left to split at.
   if (pattern == " " && v->escape_spaces) return Status();
   // "Removed, inverted" keeps the matches; where they cover every text it isolates them.
   const bool covers = pattern.find("[^\\s\\p{L}\\p{N}]") != std::string::npos &&
                       (pattern.ends_with("|\\s+") || pattern.ends_with("|\\s"));
-  if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert && covers))
+  if (!(behavior == "Isolated" && !invert) &&
+      !(behavior == "Removed" && invert && covers))
     return unsupported("split behavior", behavior + (invert ? ", inverted" : ""));
   v->split_patterns.push_back(pattern);
   return Status();
@@ -77,7 +80,8 @@ Status read_template(const json& single, Vocabulary* v) {
     for (size_t i = 0; i < v->tokens.size() && id < 0; ++i)
       if (v->tokens[i] == name) id = static_cast<int32_t>(i);
     if (id < 0)
-      return error(Code::kBadFile, "tokenizer.json: the post-processor's \"%s\" is no token",
+      return error(Code::kBadFile,
+                   "tokenizer.json: the post-processor's \"%s\" is no token",
                    name.c_str());
     if (before ? v->add_bos : v->add_eos)
       return unsupported("post-processor", "several special tokens on one side");
@@ -116,7 +120,8 @@ Status read_normalizer(const json& j, Vocabulary* v) {
     v->escape_spaces = true;
     return Status();
   }
-  if (type != "Sequence" || !j.contains("normalizers")) return unsupported("normalizer", type);
+  if (type != "Sequence" || !j.contains("normalizers"))
+    return unsupported("normalizer", type);
   for (const json& part : j["normalizers"]) HR_TRY(read_normalizer(part, v));
   return Status();
 }
@@ -128,17 +133,20 @@ Status read_pre_tokenizer(const json& j, Vocabulary* v) {
   if (type == "ByteLevel") return read_byte_level(j, v);
   if (type == "Metaspace") return read_metaspace(j, v);
   if (type == "Digits") {
-    v->split_patterns.push_back(flag_in(j, "individual_digits", false) ? "\\p{N}" : "\\p{N}+");
+    v->split_patterns.push_back(flag_in(j, "individual_digits", false) ? "\\p{N}"
+                                                                       : "\\p{N}+");
     return Status();
   }
-  if (type != "Sequence" || !j.contains("pretokenizers")) return unsupported("pre-tokenizer", type);
+  if (type != "Sequence" || !j.contains("pretokenizers"))
+    return unsupported("pre-tokenizer", type);
   for (const json& part : j["pretokenizers"]) HR_TRY(read_pre_tokenizer(part, v));
   return Status();
 }
 
 Status read_post_processor(const json& j, Vocabulary* v) {
   const std::string type = text_in(j, "type");
-  if (type == "TemplateProcessing" && j.contains("single")) return read_template(j["single"], v);
+  if (type == "TemplateProcessing" && j.contains("single"))
+    return read_template(j["single"], v);
   if (type != "Sequence" || !j.contains("processors")) return Status();
   for (const json& part : j["processors"]) HR_TRY(read_post_processor(part, v));
   return Status();

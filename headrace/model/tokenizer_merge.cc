@@ -8,8 +8,8 @@ namespace {
 
 constexpr uint32_t kIdMask = (1u << 24) - 1;
 
-// Eight bytes a step, multiply and fold: fast on short strings; nothing depends on its quality
-// but speed.
+// Eight bytes a step, multiply and fold: fast on short strings; nothing depends on its
+// quality but speed.
 uint64_t hash_text(std::string_view text) {
   uint64_t h = 0x9E3779B97F4A7C15ull ^ text.size();
   const char* p = text.data();
@@ -38,7 +38,8 @@ size_t slots_for(size_t entries) { return std::bit_ceil(entries + entries / 3 + 
 
 Status TokenIndex::build(const StringList* tokens) {
   if (tokens->size() >= kIdMask)
-    return error(Code::kUnsupported, "a vocabulary of %zu tokens is too large", tokens->size());
+    return error(Code::kUnsupported, "a vocabulary of %zu tokens is too large",
+                 tokens->size());
   tokens_ = tokens;
   slots_.assign(slots_for(tokens->size()), 0);
   const size_t mask = slots_.size() - 1;
@@ -49,7 +50,8 @@ Status TokenIndex::build(const StringList* tokens) {
     size_t slot = h >> 24 & mask;
     bool known = false;
     while (slots_[slot] != 0 && !known) {
-      known = (slots_[slot] & ~kIdMask) == tag && (*tokens)[(slots_[slot] & kIdMask) - 1] == text;
+      known = (slots_[slot] & ~kIdMask) == tag &&
+              (*tokens)[(slots_[slot] & kIdMask) - 1] == text;
       slot = (slot + 1) & mask;
     }
     if (!known) slots_[slot] = tag | static_cast<uint32_t>(id + 1);
@@ -74,7 +76,8 @@ uint32_t MergeTable::slot_of(int32_t left, int32_t right) const {
   return static_cast<uint32_t>(hash_pair(left, right) >> 32 & (slots_.size() - 1));
 }
 
-Status MergeTable::build(const StringList& merges, char separator, const TokenIndex& index) {
+Status MergeTable::build(const StringList& merges, char separator,
+                         const TokenIndex& index) {
   merges_.clear();
   merges_.reserve(merges.size());
   slots_.assign(slots_for(merges.size()), 0);
@@ -90,7 +93,8 @@ Status MergeTable::build(const StringList& merges, char separator, const TokenIn
       merge = {index.find(left), index.find(right), index.find(joined)};
     }
     if (merge.left < 0 || merge.right < 0 || merge.id < 0)
-      return error(Code::kBadFile, "tokenizer merge %zu (\"%.*s\"): a part or the result is no token",
+      return error(Code::kBadFile,
+                   "tokenizer merge %zu (\"%.*s\"): a part or the result is no token",
                    rank, static_cast<int>(text.size()), text.data());
     merges_.push_back(merge);
     uint32_t slot = slot_of(merge.left, merge.right);

@@ -1,9 +1,10 @@
-// The merging at the heart of BPE: neighbouring symbols are joined, the best pair of the whole
-// sequence first (lowest key; of equals the leftmost), until no pair is known.
+// The merging at the heart of BPE: neighbouring symbols are joined, the best pair of the
+// whole sequence first (lowest key; of equals the leftmost), until no pair is known.
 // (Sennrich et al. 2016; the score-driven variant is SentencePiece's BPE.)
 //
 // Promises
-//   1. O(n log n) in the number of symbols: a heap of candidate pairs and a linked list of symbols.
+//   1. O(n log n) in the number of symbols: a heap of candidate pairs and a linked list
+//      of symbols.
 //   2. Ties go to the left, so the result is a function of the text alone.
 #pragma once
 
@@ -17,8 +18,8 @@
 
 namespace headrace {
 
-// Finds a token by its text: open addressing over ids, texts compared in the StringList itself.
-// 4 bytes a slot, at most 3/4 full. Of tokens with the same text the first wins.
+// Finds a token by its text: open addressing over ids, texts compared in the StringList
+// itself. 4 bytes a slot, at most 3/4 full. Of tokens with the same text the first wins.
 class TokenIndex {
  public:
   // `tokens` must outlive the index at the same address. kUnsupported above 2^24 tokens.
@@ -29,7 +30,8 @@ class TokenIndex {
 
  private:
   const StringList* tokens_ = nullptr;
-  std::vector<uint32_t> slots_;  // id + 1 in the low 24 bits, 8 bits of the hash above; 0 = free
+  std::vector<uint32_t>
+      slots_;  // id + 1 in the low 24 bits, 8 bits of the hash above; 0 = free
 };
 
 // What joining two symbols gives: `key` orders the joins, lowest first.
@@ -41,8 +43,8 @@ struct Join {
 // (left id, right id) -> (rank, id of the joined token). 12 bytes a merge and 4 a slot.
 class MergeTable {
  public:
-  // `merges` holds "left<separator>right" by rank. kBadFile names a merge whose parts or result
-  // are no tokens.
+  // `merges` holds "left<separator>right" by rank. kBadFile names a merge whose parts or
+  // result are no tokens.
   Status build(const StringList& merges, char separator, const TokenIndex& index);
   Join find(int32_t left, int32_t right) const;
   bool empty() const { return merges_.empty(); }
@@ -81,7 +83,8 @@ struct MergeScratch {
   std::vector<Candidate> heap;
 };
 
-// Joins the symbols of `scratch` (a linked list from 0 on) by `join(left, right) -> Join`.
+// Joins the symbols of `scratch` (a linked list from 0 on) by `join(left, right) ->
+// Join`.
 template <typename JoinFn>
 void merge_symbols(MergeScratch* scratch, JoinFn&& join) {
   std::vector<Symbol>& symbols = scratch->symbols;
@@ -91,7 +94,8 @@ void merge_symbols(MergeScratch* scratch, JoinFn&& join) {
     if (left < 0 || right < 0) return;
     const Join j = join(symbols[left], symbols[right]);
     if (j.id < 0) return;
-    heap.push_back({j.key, left, right, j.id, symbols[left].length + symbols[right].length});
+    heap.push_back(
+        {j.key, left, right, j.id, symbols[left].length + symbols[right].length});
     if (push) std::push_heap(heap.begin(), heap.end());
   };
   for (size_t i = 1; i < symbols.size(); ++i)
@@ -104,7 +108,8 @@ void merge_symbols(MergeScratch* scratch, JoinFn&& join) {
     Symbol& left = symbols[best.left];
     Symbol& right = symbols[best.right];
     // A symbol only grows, so a stale candidate is one whose length no longer adds up.
-    if (left.length == 0 || right.length == 0 || left.length + right.length != best.length)
+    if (left.length == 0 || right.length == 0 ||
+        left.length + right.length != best.length)
       continue;
     left.length += right.length;
     left.id = best.id;

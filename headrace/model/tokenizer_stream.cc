@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// Bytes of the broken part at the start of `bytes`: the longest beginning of a character, at
-// least one byte.
+// Bytes of the broken part at the start of `bytes`: the longest beginning of a character,
+// at least one byte.
 size_t broken_length(std::string_view bytes) {
   for (size_t n = std::min<size_t>(3, bytes.size()); n > 1; --n)
     if (utf8_incomplete(bytes.substr(0, n))) return n;
@@ -42,7 +42,8 @@ std::string StreamDecoder::push(int32_t id) {
   std::string bytes = tokenizer_->token_bytes(id, options_.show_special);
   if (at_start_ && !bytes.empty() && !tokenizer_->is_special(id)) {
     at_start_ = false;
-    if (options_.strip_leading_space && tokenizer_->strips_leading_space() && bytes[0] == ' ')
+    if (options_.strip_leading_space && tokenizer_->strips_leading_space() &&
+        bytes[0] == ' ')
       bytes.erase(0, 1);
   }
   held_ += bytes;

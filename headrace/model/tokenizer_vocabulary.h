@@ -1,12 +1,14 @@
-// Vocabulary: what a model file says about its tokenizer, in one lean form. Adapters fill it from
-// GGUF metadata (tokenizer_gguf.h) or from a Hugging Face tokenizer.json (tokenizer_json.h); a
-// Tokenizer is built from it and keeps what it needs.
+// Vocabulary: what a model file says about its tokenizer, in one lean form. Adapters fill
+// it from GGUF metadata (tokenizer_gguf.h) or from a Hugging Face tokenizer.json
+// (tokenizer_json.h); a Tokenizer is built from it and keeps what it needs.
 //
 // Vocabulary of words
 //   id        the index of a token; int32_t in token streams.
 //   kind      what a token is for (TokenKind); the numbers are GGUF's.
-//   special   kControl and kUnknown tokens: matched in trusted text only, hidden when decoding.
-//   added     kUserDefined tokens: matched in any text before the model's own rules are applied.
+//   special   kControl and kUnknown tokens: matched in trusted text only, hidden when
+//             decoding.
+//   added     kUserDefined tokens: matched in any text before the model's own rules are
+//             applied.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +31,8 @@ enum class TokenKind : uint8_t {
 // How ordinary text becomes tokens.
 enum class TokenizerModel : uint8_t {
   kByteBpe,      // merges by rank over bytes (GGUF "gpt2")
-  kCharBpe,      // merges by rank over characters, bytes as fallback (HF "BPE" with byte_fallback)
+  kCharBpe,      // merges by rank over characters, bytes as fallback (HF "BPE" with
+                 // byte_fallback)
   kScoredChars,  // merges by score over characters, bytes as fallback (GGUF "llama")
 };
 
@@ -44,7 +47,8 @@ struct Vocabulary {
   std::vector<std::string> split_patterns;
   bool split_none = false;  // the whole text is one word
 
-  // [tokens] As the file has them: normal tokens of byte BPE are written in GPT-2's byte alphabet.
+  // [tokens] As the file has them: normal tokens of byte BPE are written in GPT-2's byte
+  // alphabet.
   StringList tokens;
   std::vector<TokenKind> kinds;  // [tokens], or empty: all normal
   std::vector<float> scores;     // [tokens], kScoredChars only

@@ -51,7 +51,9 @@ bool utf8_incomplete(std::string_view text) {
 }
 
 char32_t utf8_decode(std::string_view text, int length) {
-  const auto byte = [&](int i) { return static_cast<char32_t>(static_cast<uint8_t>(text[i])); };
+  const auto byte = [&](int i) {
+    return static_cast<char32_t>(static_cast<uint8_t>(text[i]));
+  };
   switch (length) {
     case 1:
       return byte(0);

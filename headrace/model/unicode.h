@@ -8,10 +8,12 @@
 namespace headrace {
 
 // Bytes of the UTF-8 character at the start of `text`, 1 to 4; 0 when there is none there
-// (a stray or overlong byte, a surrogate, beyond U+10FFFF, cut short). Unicode 15, table 3-7.
+// (a stray or overlong byte, a surrogate, beyond U+10FFFF, cut short). Unicode 15, table
+// 3-7.
 int utf8_length(std::string_view text);
 
-// True when `text` (not empty, shorter than a character) could become one with more bytes.
+// True when `text` (not empty, shorter than a character) could become one with more
+// bytes.
 bool utf8_incomplete(std::string_view text);
 
 // Decodes the character at the start of `text` whose length utf8_length() gave.

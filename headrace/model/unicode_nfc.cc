@@ -17,8 +17,9 @@ constexpr char32_t kLeads = 19, kVowels = 21, kTails = 28;
 uint32_t combining_class(char32_t c) {
   if (c < 0x300) return 0;
   const UnicodeTriple* end = kCombiningClasses + kCombiningClassesCount;
-  const auto* hit = std::lower_bound(kCombiningClasses, end, c,
-                                     [](const UnicodeTriple& r, char32_t v) { return r.b < v; });
+  const auto* hit =
+      std::lower_bound(kCombiningClasses, end, c,
+                       [](const UnicodeTriple& r, char32_t v) { return r.b < v; });
   return hit != end && hit->a <= c ? hit->c : 0;
 }
 
@@ -31,8 +32,9 @@ void decompose(char32_t c, std::vector<char32_t>* out) {
     return;
   }
   const UnicodeTriple* end = kDecompositions + kDecompositionsCount;
-  const auto* hit = std::lower_bound(kDecompositions, end, c,
-                                     [](const UnicodeTriple& d, char32_t v) { return d.a < v; });
+  const auto* hit =
+      std::lower_bound(kDecompositions, end, c,
+                       [](const UnicodeTriple& d, char32_t v) { return d.a < v; });
   if (c < 0xC0 || hit == end || hit->a != c) {
     out->push_back(c);
     return;
@@ -43,17 +45,18 @@ void decompose(char32_t c, std::vector<char32_t>* out) {
 
 // The composition of two characters, or 0.
 char32_t compose(char32_t a, char32_t b) {
-  if (a >= kLeadBase && a < kLeadBase + kLeads && b >= kVowelBase && b < kVowelBase + kVowels)
+  if (a >= kLeadBase && a < kLeadBase + kLeads && b >= kVowelBase &&
+      b < kVowelBase + kVowels)
     return kHangulBase + ((a - kLeadBase) * kVowels + (b - kVowelBase)) * kTails;
   if (a >= kHangulBase && a < kHangulBase + kLeads * kVowels * kTails &&
       (a - kHangulBase) % kTails == 0 && b > kTailBase && b < kTailBase + kTails)
     return a + (b - kTailBase);
   const UnicodeTriple* end = kCompositions + kCompositionsCount;
   const UnicodeTriple wanted{a, b, 0};
-  const auto* hit = std::lower_bound(
-      kCompositions, end, wanted, [](const UnicodeTriple& x, const UnicodeTriple& y) {
-        return x.a != y.a ? x.a < y.a : x.b < y.b;
-      });
+  const auto* hit = std::lower_bound(kCompositions, end, wanted,
+                                     [](const UnicodeTriple& x, const UnicodeTriple& y) {
+                                       return x.a != y.a ? x.a < y.a : x.b < y.b;
+                                     });
   return hit != end && hit->a == a && hit->b == b ? hit->c : 0;
 }
 
@@ -67,17 +70,17 @@ void order_marks(std::vector<char32_t>* text) {
     }
     size_t end = begin;
     while (end < text->size() && combining_class((*text)[end]) != 0) ++end;
-    std::stable_sort(text->begin() + begin, text->begin() + end, [](char32_t a, char32_t b) {
-      return combining_class(a) < combining_class(b);
-    });
+    std::stable_sort(
+        text->begin() + begin, text->begin() + end,
+        [](char32_t a, char32_t b) { return combining_class(a) < combining_class(b); });
     begin = end;
   }
 }
 
 void compose_all(std::vector<char32_t>* text) {
   size_t out = 0;
-  size_t starter = SIZE_MAX;   // index of the last starter written
-  uint32_t last_class = 0;     // class of the last character written after it
+  size_t starter = SIZE_MAX;  // index of the last starter written
+  uint32_t last_class = 0;    // class of the last character written after it
   for (size_t i = 0; i < text->size(); ++i) {
     const char32_t c = (*text)[i];
     const uint32_t cls = combining_class(c);

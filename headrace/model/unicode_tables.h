@@ -1,5 +1,5 @@
-// Tables of the Unicode character database, each ordered by its first member (compositions by the
-// first two). unicode_tables.cc is generated.
+// Tables of the Unicode character database, each ordered by its first member
+// (compositions by the first two). unicode_tables.cc is generated.
 #pragma once
 
 #include <cstddef>

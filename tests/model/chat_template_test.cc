@@ -8,7 +8,8 @@
 namespace headrace {
 namespace {
 
-using json = nlohmann::ordered_json;  // the order of members shows in what templates write
+using json =
+    nlohmann::ordered_json;  // the order of members shows in what templates write
 
 std::string read_text(const std::string& name) {
   std::ifstream file(data_path(name), std::ios::binary);
@@ -56,9 +57,10 @@ TEST_P(RealTemplate, RendersAsPythonDoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, RealTemplate,
-                         testing::Values("smollm2", "smollm3", "qwen2.5", "qwen3", "qwen3-coder",
-                                         "mistral-nemo", "phi-3.5", "deepseek-r1", "llama2-like",
-                                         "llama3-like", "gemma3-like"),
+                         testing::Values("smollm2", "smollm3", "qwen2.5", "qwen3",
+                                         "qwen3-coder", "mistral-nemo", "phi-3.5",
+                                         "deepseek-r1", "llama2-like", "llama3-like",
+                                         "gemma3-like"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name)
@@ -72,8 +74,9 @@ TEST(ChatTemplate, EverySnippetRendersAsPythonDoes) {
     const std::string source = c[0];
     SCOPED_TRACE(source);
     const auto parsed = ChatTemplate::parse(source);
-    const auto pieces = parsed.ok() ? parsed->render_json(data["messages"].dump(), fixed_options())
-                                    : Result<std::vector<TextPiece>>(parsed.status());
+    const auto pieces =
+        parsed.ok() ? parsed->render_json(data["messages"].dump(), fixed_options())
+                    : Result<std::vector<TextPiece>>(parsed.status());
     EXPECT_EQ(pieces.ok(), !c[1].is_null()) << pieces.status().message();
     if (!pieces.ok() || c[1].is_null()) continue;
     EXPECT_EQ(text_of_pieces(*pieces), c[1].get<std::string>());
@@ -87,7 +90,8 @@ std::string marked(const std::vector<TextPiece>& pieces) {
   return out;
 }
 
-std::string render_marked(std::string_view source, const std::vector<ChatMessage>& messages) {
+std::string render_marked(std::string_view source,
+                          const std::vector<ChatMessage>& messages) {
   const auto pieces = render_chat(source, messages, fixed_options());
   EXPECT_TRUE(pieces.ok()) << pieces.status().message();
   return pieces.ok() ? marked(*pieces) : "";
@@ -109,7 +113,8 @@ TEST(ChatTemplate, TextOfUsersStaysMarkedThroughEveryOperation) {
   EXPECT_EQ(of("'{}!'.format(c)"), "[ a-b ]!");
   EXPECT_EQ(of("c|list|reverse|join"), "[ b-a ]");
   EXPECT_EQ(of("messages[0].role + bos_token"), "[user]<s>");
-  EXPECT_EQ(render_marked("{% macro f(x) %}({{ x }}){% endmacro %}{{ f(messages[0].content) }}", m),
+  EXPECT_EQ(render_marked(
+                "{% macro f(x) %}({{ x }}){% endmacro %}{{ f(messages[0].content) }}", m),
             "([ a-b ])");
   EXPECT_EQ(render_marked("{% set x %}<{{ messages[0].content }}>{% endset %}{{ x }}", m),
             "<[ a-b ]>");
@@ -157,10 +162,14 @@ Status status_of(std::string_view source) {
 
 TEST(ChatTemplate, WhatIsNotSupportedIsNamedWithItsLine) {
   const std::pair<const char*, const char*> cases[] = {
-      {"\n\n{% include 'x' %}", "include"},   {"\n\n{% call f() %}{% endcall %}", "call"},
-      {"\n\n{{ x|groupby('a') }}", "groupby"}, {"\n\n{{ x is lesser(1) }}", "lesser"},
-      {"\n\n{{ f(*x) }}", "star"},            {"\n\n{{ lipsum() }}", "lipsum"},
-      {"\n\n{{ 'a%s' % 1 }}", "%"},           {"\n\n{% for a in b recursive %}{% endfor %}", "recursive"}};
+      {"\n\n{% include 'x' %}", "include"},
+      {"\n\n{% call f() %}{% endcall %}", "call"},
+      {"\n\n{{ x|groupby('a') }}", "groupby"},
+      {"\n\n{{ x is lesser(1) }}", "lesser"},
+      {"\n\n{{ f(*x) }}", "star"},
+      {"\n\n{{ lipsum() }}", "lipsum"},
+      {"\n\n{{ 'a%s' % 1 }}", "%"},
+      {"\n\n{% for a in b recursive %}{% endfor %}", "recursive"}};
   for (const auto& [source, name] : cases) {
     const Status status = status_of(source);
     EXPECT_EQ(status.code(), Code::kUnsupported) << source;
@@ -189,12 +198,17 @@ TEST(ChatTemplate, HostileTemplatesEndWithAnError) {
       "{{ [1] * 9999999999 }}",
       "{{ range(999999999) }}",
       "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-      "{% macro f(x) %}{{ g(x) }}{% endmacro %}{% macro g(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-      "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-      "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s|replace('x', 'xx') "
+      "{% macro f(x) %}{{ g(x) }}{% endmacro %}{% macro g(x) %}{{ f(x) }}{% endmacro "
+      "%}{{ f(1) }}",
+      "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% "
+      "endfor %}",
+      "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = "
+      "n.s|replace('x', 'xx') "
       "%}{% endfor %}",
-      "{% set n = namespace(s=[]) %}{% for i in range(9999) %}{% set n.s = [n.s] %}{% endfor %}",
-      "{% set n = namespace(s=[]) %}{% for i in range(99) %}{% set n.s = [n.s, n.s] %}{% endfor "
+      "{% set n = namespace(s=[]) %}{% for i in range(9999) %}{% set n.s = [n.s] %}{% "
+      "endfor %}",
+      "{% set n = namespace(s=[]) %}{% for i in range(99) %}{% set n.s = [n.s, n.s] %}{% "
+      "endfor "
       "%}{{ n.s == n.s }}{{ n.s }}",
       "{% set n = namespace() %}{% set n.n = n %}{{ n.n.n }}{{ n|tojson }}",
       "{{ 9223372036854775807 + 1 }}",
@@ -205,6 +219,10 @@ TEST(ChatTemplate, HostileTemplatesEndWithAnError) {
       "{{ 1 % 0 }}",
       "{{ 'abc'|indent(99999999999) }}",
       "{{ [1, 'a']|sort }}",
+      "{{ ('a' * 2000000).find('a' * 1000000 + 'b') }}",
+      "{{ ('a' * 1000000 + 'b') in 'a' * 2000000 }}",
+      "{{ ('a' * 2000000)|replace('a' * 1000000 + 'b', '') }}",
+      "{{ ('a' * 2000000).split('a' * 1000000 + 'b') }}",
   };
   for (const char* source : cases) {
     const Status status = status_of(source);

@@ -25,8 +25,8 @@ void render_any(const std::string& source) {
     EXPECT_FALSE(parsed.status().message().empty());
     return;
   }
-  const auto pieces = parsed->render({{"user", "h\xC3\xA9 <|x|>"}, {"assistant", "b"}},
-                                     small_options());
+  const auto pieces =
+      parsed->render({{"user", "h\xC3\xA9 <|x|>"}, {"assistant", "b"}}, small_options());
   EXPECT_TRUE(pieces.ok() || !pieces.status().message().empty());
   if (!pieces.ok()) return;
   EXPECT_LE(text_of_pieces(*pieces).size(), 200000u);
@@ -74,14 +74,77 @@ TEST(JinjaFuzz, DamagedTemplatesGiveAnErrorOrText) {
 }
 
 TEST(JinjaFuzz, RandomSequencesOfTokensGiveAnErrorOrText) {
-  const char* const parts[] = {
-      "{{ ", " }}", "{% ", " %}", "{%- ", " -%}", "if ", "else", "endif", "for ", "in ", "endfor",
-      "set ", "macro f(a)", "endmacro", "f(1)", "x", "messages", "[0]", "[::-1]", ".content", "|",
-      "length", "tojson", "trim", "join", "list", "map('upper')", "sort", " + ", " - ", " * ", " ~ ",
-      " // ", " ** ", "'s'", "2", "1.5", "none", "true", "(", ")", "[", "]", "{", "}", ":", ",",
-      " is ", "defined", "not ", " and ", " or ", "==", "<", "namespace(a=x)", "range(5)", "loop",
-      ".index", "=", "\n", "text", "{#", "#}", "{% for x in messages %}", "{% endfor %}",
-      "{% if x %}", "{% endif %}", "{{ x }}", "{{ x.content|tojson }}", "{% set x = messages %}"};
+  const char* const parts[] = {"{{ ",
+                               " }}",
+                               "{% ",
+                               " %}",
+                               "{%- ",
+                               " -%}",
+                               "if ",
+                               "else",
+                               "endif",
+                               "for ",
+                               "in ",
+                               "endfor",
+                               "set ",
+                               "macro f(a)",
+                               "endmacro",
+                               "f(1)",
+                               "x",
+                               "messages",
+                               "[0]",
+                               "[::-1]",
+                               ".content",
+                               "|",
+                               "length",
+                               "tojson",
+                               "trim",
+                               "join",
+                               "list",
+                               "map('upper')",
+                               "sort",
+                               " + ",
+                               " - ",
+                               " * ",
+                               " ~ ",
+                               " // ",
+                               " ** ",
+                               "'s'",
+                               "2",
+                               "1.5",
+                               "none",
+                               "true",
+                               "(",
+                               ")",
+                               "[",
+                               "]",
+                               "{",
+                               "}",
+                               ":",
+                               ",",
+                               " is ",
+                               "defined",
+                               "not ",
+                               " and ",
+                               " or ",
+                               "==",
+                               "<",
+                               "namespace(a=x)",
+                               "range(5)",
+                               "loop",
+                               ".index",
+                               "=",
+                               "\n",
+                               "text",
+                               "{#",
+                               "#}",
+                               "{% for x in messages %}",
+                               "{% endfor %}",
+                               "{% if x %}",
+                               "{% endif %}",
+                               "{{ x }}",
+                               "{{ x.content|tojson }}",
+                               "{% set x = messages %}"};
   std::mt19937 random(4);
   for (int round = 0; round < 4000; ++round) {
     std::string source;
@@ -94,11 +157,13 @@ TEST(JinjaFuzz, RandomSequencesOfTokensGiveAnErrorOrText) {
 TEST(JinjaFuzz, DamagedJsonGivesAnErrorOrText) {
   const auto parsed = ChatTemplate::parse("{{ messages|tojson }}{{ messages }}");
   ASSERT_TRUE(parsed.ok());
-  const std::string whole = R"([{"role": "user", "content": [1, -2.5e3, null, true, "\u00e9\n"]}])";
+  const std::string whole =
+      R"([{"role": "user", "content": [1, -2.5e3, null, true, "\u00e9\n"]}])";
   std::mt19937 random(5);
   for (int round = 0; round < 2000; ++round) {
     std::string text = whole;
-    for (int i = 0; i < 3; ++i) text[random() % text.size()] = static_cast<char>(random());
+    for (int i = 0; i < 3; ++i)
+      text[random() % text.size()] = static_cast<char>(random());
     const auto pieces = parsed->render_json(text, small_options());
     EXPECT_TRUE(pieces.ok() || !pieces.status().message().empty());
   }

@@ -1,4 +1,5 @@
-// Token ids against the reference implementations (see tests/reference/make_tokenizer_goldens.py).
+// Token ids against the reference implementations (see
+// tests/reference/make_tokenizer_goldens.py).
 #include "headrace/model/tokenizer_gguf.h"
 #include "tokenizer_test_util.h"
 
@@ -9,8 +10,8 @@ std::vector<std::string> texts() { return read_data("tokenizer/texts.json"); }
 
 // Every text must give the ids expected, and the ids the text again (`decoded` gives it).
 template <typename Decoded>
-void expect_ids(const Tokenizer& t, const std::vector<Ids>& expected, EncodeOptions options,
-                Decoded&& decoded) {
+void expect_ids(const Tokenizer& t, const std::vector<Ids>& expected,
+                EncodeOptions options, Decoded&& decoded) {
   const std::vector<std::string> all = texts();
   ASSERT_EQ(all.size(), expected.size());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -25,7 +26,8 @@ std::string same(const std::string& text) { return text; }
 // Character vocabularies cannot tell a space from its mark.
 std::string marks_are_spaces(const std::string& text) {
   std::string out = text;
-  for (size_t at; (at = out.find("\xE2\x96\x81")) != std::string::npos;) out.replace(at, 3, " ");
+  for (size_t at; (at = out.find("\xE2\x96\x81")) != std::string::npos;)
+    out.replace(at, 3, " ");
   return out;
 }
 
@@ -43,7 +45,8 @@ TEST(TokenizerGolden, EveryPreTokenizerCutsAsItsReference) {
     options.parse_special = true;
     const std::vector<std::string> all = texts();
     for (size_t i = 0; i < all.size(); ++i)
-      EXPECT_EQ(must_encode(t, all[i], options), ids[i].get<Ids>()) << i << ": " << all[i];
+      EXPECT_EQ(must_encode(t, all[i], options), ids[i].get<Ids>())
+          << i << ": " << all[i];
   }
 }
 
@@ -54,7 +57,8 @@ TEST(TokenizerGolden, TokenizerJsonGivesItsOwnPreTokenizer) {
   options.parse_special = true;
   const std::vector<std::string> all = texts();
   for (size_t i = 0; i < all.size(); ++i)
-    EXPECT_EQ(must_encode(t, all[i], options), goldens["llama-bpe"][i].get<Ids>()) << all[i];
+    EXPECT_EQ(must_encode(t, all[i], options), goldens["llama-bpe"][i].get<Ids>())
+        << all[i];
 }
 
 TEST(TokenizerGolden, CharacterMergesWithByteFallback) {
@@ -68,7 +72,8 @@ TEST(TokenizerGolden, CharacterMergesWithByteFallback) {
     const auto goldens = read_data("tokenizer/" + name + "_ids.json");
     const std::vector<std::string> all = texts();
     for (size_t i = 0; i < all.size(); ++i)
-      EXPECT_EQ(must_encode(t, all[i], options), goldens[i].get<Ids>()) << i << ": " << all[i];
+      EXPECT_EQ(must_encode(t, all[i], options), goldens[i].get<Ids>())
+          << i << ": " << all[i];
   }
 }
 
@@ -95,10 +100,11 @@ TEST(TokenizerGolden, ScoredCharactersMatchSentencePiece) {
     const std::vector<Ids> ids = data[prefix ? "ids_with_prefix" : "ids_without_prefix"];
     const std::vector<std::string> all = texts();
     for (size_t i = 0; i < all.size(); ++i) {
-      // SentencePiece puts the space before the whole text, we before what is left after an
-      // added token (as llama.cpp does): texts that start with one differ.
-      if (prefix && (all[i].starts_with("\n\n") || all[i].find("<tool>") != std::string::npos ||
-                     all[i].find("\n\n") != std::string::npos))
+      // SentencePiece puts the space before the whole text, we before what is left after
+      // an added token (as llama.cpp does): texts that start with one differ.
+      if (prefix &&
+          (all[i].starts_with("\n\n") || all[i].find("<tool>") != std::string::npos ||
+           all[i].find("\n\n") != std::string::npos))
         continue;
       EXPECT_EQ(must_encode(t, all[i]), ids[i]) << i << ": " << all[i];
     }
@@ -115,7 +121,8 @@ Tokenizer real_tokenizer(const std::string& file) {
 }
 
 TEST(TokenizerGolden, SmolLm2MatchesLlamaCpp) {
-  if (std::getenv("HEADRACE_MODELS") == nullptr) GTEST_SKIP() << "HEADRACE_MODELS is not set";
+  if (std::getenv("HEADRACE_MODELS") == nullptr)
+    GTEST_SKIP() << "HEADRACE_MODELS is not set";
   const Tokenizer t = real_tokenizer("SmolLM2-135M-Instruct.Q4_1.gguf");
   expect_ids(t, read_data("tokenizer/smollm2_ids.json"), {}, same);
   EXPECT_EQ(t.bos(), 1);
@@ -125,11 +132,12 @@ TEST(TokenizerGolden, SmolLm2MatchesLlamaCpp) {
 }
 
 TEST(TokenizerGolden, Gemma3MatchesLlamaCpp) {
-  if (std::getenv("HEADRACE_MODELS") == nullptr) GTEST_SKIP() << "HEADRACE_MODELS is not set";
+  if (std::getenv("HEADRACE_MODELS") == nullptr)
+    GTEST_SKIP() << "HEADRACE_MODELS is not set";
   const Tokenizer t = real_tokenizer("gemma-3-270m-q4_k_m.gguf");
   std::vector<Ids> ids = read_data("tokenizer/gemma3_ids.json");
-  // llama.cpp takes "</s>" for a token that ends generations and does not match it here; in the
-  // model's own tokenizer.json it is an HTML tag like "<s>", matched in any text.
+  // llama.cpp takes "</s>" for a token that ends generations and does not match it here;
+  // in the model's own tokenizer.json it is an HTML tag like "<s>", matched in any text.
   const std::vector<std::string> all = texts();
   for (size_t i = 0; i < all.size(); ++i)
     if (all[i].find("</s>") != std::string::npos) ids[i] = must_encode(t, all[i]);

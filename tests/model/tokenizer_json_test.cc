@@ -13,7 +13,8 @@ using nlohmann::json;
 class TempFolder {
  public:
   TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "headrace_XXXXXX").string();
+    std::string name =
+        (std::filesystem::temp_directory_path() / "headrace_XXXXXX").string();
     path_ = mkdtemp(name.data());
   }
   ~TempFolder() { std::filesystem::remove_all(path_); }
@@ -37,7 +38,8 @@ json small_tokenizer() {
     "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
       {"type": "Split", "pattern": {"Regex": " ?\\p{L}+|\\s+"}, "behavior": "Isolated",
        "invert": false},
-      {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]},
+      {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+       "use_regex": false}]},
     "post_processor": null,
     "decoder": {"type": "ByteLevel"},
     "model": {"type": "BPE", "dropout": null, "unk_token": null, "byte_fallback": false,
@@ -81,7 +83,8 @@ TEST(TokenizerJson, MembersMayComeInAnyOrder) {
 }
 
 TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
-  const auto refused = [](auto&& change, const char* name, Code code = Code::kUnsupported) {
+  const auto refused = [](auto&& change, const char* name,
+                          Code code = Code::kUnsupported) {
     json j = small_tokenizer();
     change(j);
     const auto v = parse(j);
@@ -90,18 +93,25 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
     EXPECT_NE(v.status().message().find(name), std::string::npos) << v.status().message();
   };
   refused([](json& j) { j["model"]["type"] = "WordPiece"; }, "WordPiece");
-  refused([](json& j) {
-    j["model"] = json::parse(R"({"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0]]})");
-  }, "Unigram");
+  refused(
+      [](json& j) {
+        j["model"] =
+            json::parse(R"({"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0]]})");
+      },
+      "Unigram");
   refused([](json& j) { j["normalizer"] = {{"type", "NFKC"}}; }, "NFKC");
-  refused([](json& j) { j["pre_tokenizer"] = {{"type", "BertPreTokenizer"}}; }, "BertPreTokenizer");
+  refused(
+      [](json& j) {
+        j["pre_tokenizer"] = {{"type", "BertPreTokenizer"}};
+      },
+      "BertPreTokenizer");
   refused([](json& j) { j["added_tokens"][0]["single_word"] = true; }, "<|end|>");
   refused([](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; },
           "Removed");
   refused([](json& j) { j["model"]["vocab"]["x"] = -5; }, "out of range", Code::kBadFile);
   refused([](json& j) { j["model"]["vocab"]["x"] = 9999999; }, "9999999", Code::kBadFile);
-  refused([](json& j) { j["model"]["merges"] = json::parse(R"([["a", "b", "c"]])"); }, "merge",
-          Code::kBadFile);
+  refused([](json& j) { j["model"]["merges"] = json::parse(R"([["a", "b", "c"]])"); },
+          "merge", Code::kBadFile);
 }
 
 TEST(TokenizerJson, CutFilesAreRefusedAtEveryByte) {
@@ -113,14 +123,16 @@ TEST(TokenizerJson, CutFilesAreRefusedAtEveryByte) {
     ASSERT_FALSE(v.ok()) << n;
     EXPECT_EQ(v.status().code(), Code::kBadFile);
   }
-  EXPECT_EQ(vocabulary_from_tokenizer_json(folder.path() + "/none.json").status().code(), Code::kIo);
+  EXPECT_EQ(vocabulary_from_tokenizer_json(folder.path() + "/none.json").status().code(),
+            Code::kIo);
 }
 
 TEST(TokenizerJson, AFolderGivesTemplateAndSpecialTokens) {
   const TempFolder folder;
   folder.write("tokenizer.json", small_tokenizer().dump());
-  folder.write("tokenizer_config.json",
-               R"({"eos_token": {"content": "<|end|>"}, "bos_token": null, "add_bos_token": true,
+  folder.write(
+      "tokenizer_config.json",
+      R"({"eos_token": {"content": "<|end|>"}, "bos_token": null, "add_bos_token": true,
                    "chat_template": [{"name": "tool_use", "template": "no"},
                                      {"name": "default", "template": "yes"}]})");
   folder.write("generation_config.json", R"({"eos_token_id": [2, 6]})");
@@ -176,8 +188,10 @@ TEST(TokenizerGguf, BadMetadataIsRefusedByName) {
   refused("tokenizer.ggml.model", {std::string("t5")}, Code::kUnsupported, "t5");
   refused("tokenizer.ggml.pre", {std::string("odd")}, Code::kUnsupported, "odd");
   refused("tokenizer.ggml.tokens", {int64_t{1}}, Code::kBadFile, "tokenizer.ggml.tokens");
-  refused("tokenizer.ggml.token_type", {std::vector<int32_t>{1, 1, 1, 77}}, Code::kBadFile, "77");
-  refused("tokenizer.ggml.token_type", {std::vector<int32_t>{1, 1}}, Code::kBadFile, "2 token types");
+  refused("tokenizer.ggml.token_type", {std::vector<int32_t>{1, 1, 1, 77}},
+          Code::kBadFile, "77");
+  refused("tokenizer.ggml.token_type", {std::vector<int32_t>{1, 1}}, Code::kBadFile,
+          "2 token types");
   refused("tokenizer.ggml.eos_token_id", {int64_t{4}}, Code::kBadFile, "eos");
 }
 

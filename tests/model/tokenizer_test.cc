@@ -39,7 +39,8 @@ TEST(Tokenizer, TextOfAUserNeverBecomesASpecialToken) {
   const Tokenizer t = must_build(byte_vocabulary());
   EncodeOptions special;
   special.parse_special = true;
-  const auto ids = t.encode({{"<|s|>", true}, {"<|e|>", false}, {"<|e|>", true}}, special);
+  const auto ids =
+      t.encode({{"<|s|>", true}, {"<|e|>", false}, {"<|e|>", true}}, special);
   ASSERT_TRUE(ids.ok());
   EXPECT_EQ(ids->front(), kStart);
   EXPECT_EQ(ids->back(), kEnd);
@@ -61,7 +62,8 @@ TEST(Tokenizer, WhereTextIsDividedDoesNotMatter) {
   const std::string text = "hello hello <tool> \xE4\xBD\xA0\xE5\xA5\xBD";
   const Ids whole = must_encode(t, text);
   for (size_t cut = 0; cut <= text.size(); ++cut) {
-    const auto ids = t.encode({{text.substr(0, cut), true}, {text.substr(cut), false}}, {});
+    const auto ids =
+        t.encode({{text.substr(0, cut), true}, {text.substr(cut), false}}, {});
     ASSERT_TRUE(ids.ok());
     EXPECT_EQ(*ids, whole) << cut;
   }
@@ -99,13 +101,14 @@ TEST(Tokenizer, BrokenUtf8IsKeptByteForByte) {
   const Tokenizer t = must_build(byte_vocabulary());
   for (const std::string& text :
        {std::string("\xFF"), std::string("a\x80\x80 b"), std::string("\xE4\xBD"),
-        std::string("hello\xC0\xAFhello"), std::string("\xED\xA0\x80"), std::string("\0x\0", 3),
-        std::string("\xF0\x9F\x98 hello")})
+        std::string("hello\xC0\xAFhello"), std::string("\xED\xA0\x80"),
+        std::string("\0x\0", 3), std::string("\xF0\x9F\x98 hello")})
     EXPECT_EQ(t.decode(must_encode(t, text), false), text);
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {
     std::string text(random() % 40, '\0');
-    for (char& c : text) c = static_cast<char>(random() % 3 ? random() : "hello <|"[random() % 8]);
+    for (char& c : text)
+      c = static_cast<char>(random() % 3 ? random() : "hello <|"[random() % 8]);
     EXPECT_EQ(t.decode(must_encode(t, text), false), text);
   }
 }
@@ -146,11 +149,14 @@ TEST(Tokenizer, TokensCanSwallowTheSpaceBesideThem) {
 TEST(Tokenizer, ASpacePrefixGoesBeforeTheTextAndIsTakenOffAgain) {
   Vocabulary v;
   v.model = TokenizerModel::kScoredChars;
-  for (const char* text : {"<unk>", "\xE2\x96\x81", "a", "\xE2\x96\x81" "a", "<|s|>", "<0x0A>"})
+  for (const char* text : {"<unk>", "\xE2\x96\x81", "a",
+                           "\xE2\x96\x81"
+                           "a",
+                           "<|s|>", "<0x0A>"})
     v.tokens.push_back(text);
   v.scores = {0, -2, -3, -1, 0, 0};
-  v.kinds = {TokenKind::kUnknown, TokenKind::kNormal, TokenKind::kNormal,
-             TokenKind::kNormal, TokenKind::kControl, TokenKind::kByte};
+  v.kinds = {TokenKind::kUnknown, TokenKind::kNormal,  TokenKind::kNormal,
+             TokenKind::kNormal,  TokenKind::kControl, TokenKind::kByte};
   v.escape_spaces = v.add_space_prefix = true;
   v.unk = 0;
   const Tokenizer t = must_build(std::move(v));
@@ -214,9 +220,13 @@ TEST(StreamDecoder, EmitsWholeCharactersOnly) {
 TEST(StreamDecoder, ReplacesBrokenPartsLikePython) {
   // Expected: Python's bytes.decode("utf-8", errors="replace").
   const std::string r = "\xEF\xBF\xBD";
-  EXPECT_EQ(valid_utf8("a\xFF" "b"), "a" + r + "b");
+  EXPECT_EQ(valid_utf8("a\xFF"
+                       "b"),
+            "a" + r + "b");
   EXPECT_EQ(valid_utf8("\xE4\xBD"), r);
-  EXPECT_EQ(valid_utf8("\xE4\xBD" "a"), r + "a");
+  EXPECT_EQ(valid_utf8("\xE4\xBD"
+                       "a"),
+            r + "a");
   EXPECT_EQ(valid_utf8("\xF0\x9F\x98\xF0\x9F\x98\x80"), r + "\xF0\x9F\x98\x80");
   EXPECT_EQ(valid_utf8("\xED\xA0\x80"), r + r + r);
   EXPECT_EQ(valid_utf8("\xC0\xAF"), r + r);
@@ -231,7 +241,9 @@ TEST(StreamDecoder, AgreesWithDecodingAtOnceForAnyBytes) {
     StreamDecoder decoder(t, {});
     std::string out;
     for (int i = 0; i < 12; ++i) {
-      const char c = static_cast<char>("\xF0\x9F\x98\x80\xE4\xBD\xA0""a\xFF\xC3\xED\xA0"[random() % 12]);
+      const char c = static_cast<char>(
+          "\xF0\x9F\x98\x80\xE4\xBD\xA0"
+          "a\xFF\xC3\xED\xA0"[random() % 12]);
       bytes += c;
       std::string alphabet;
       append_alphabet(static_cast<uint8_t>(c), &alphabet);
@@ -244,7 +256,8 @@ TEST(StreamDecoder, AgreesWithDecodingAtOnceForAnyBytes) {
 TEST(StreamDecoder, HidesOrShowsSpecialTokens) {
   const Tokenizer t = must_build(byte_vocabulary());
   StreamDecoder hiding(t, {});
-  EXPECT_EQ(hiding.push(kStart) + hiding.push(kHello) + hiding.push(kTool), "hello<tool>");
+  EXPECT_EQ(hiding.push(kStart) + hiding.push(kHello) + hiding.push(kTool),
+            "hello<tool>");
   StreamOptions show;
   show.show_special = true;
   StreamDecoder showing(t, show);

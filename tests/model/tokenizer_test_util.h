@@ -38,13 +38,15 @@ inline Vocabulary json_vocabulary(const std::string& name) {
   return std::move(v).value();
 }
 
-inline Ids must_encode(const Tokenizer& t, std::string_view text, EncodeOptions options = {}) {
+inline Ids must_encode(const Tokenizer& t, std::string_view text,
+                       EncodeOptions options = {}) {
   auto ids = t.encode(text, options);
   EXPECT_TRUE(ids.ok()) << ids.status().message();
   return ids.ok() ? *ids : Ids();
 }
 
-// All 256 bytes, a few merges and three special tokens: "<|s|>", "<|e|>" and the added "<tool>".
+// All 256 bytes, a few merges and three special tokens: "<|s|>", "<|e|>" and the added
+// "<tool>".
 inline Vocabulary byte_vocabulary() {
   Vocabulary v;
   v.pre = "gpt-2";
@@ -54,7 +56,8 @@ inline Vocabulary byte_vocabulary() {
     v.tokens.push_back(text);
   }
   const std::vector<std::pair<const char*, const char*>> merges = {
-      {"h", "e"}, {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {"\xC4\xA0", "hello"}, {"a", "a"}};
+      {"h", "e"}, {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {"\xC4\xA0", "hello"},
+      {"a", "a"}};
   for (const auto& [left, right] : merges) {
     v.tokens.push_back(std::string(left) + right);
     v.merges.push_back(std::string(left) + " " + right);
