@@ -1,11 +1,12 @@
 // Measures matmul kernels: GB/s of weight bytes at few rows, GMAC/s at many.
 //
-//   kernel_bench [--threads 1,2] [--rows 1,128] [--types q4_1,...] [--isa avx2,avx512_vnni]
-//                [--k 2048] [--mib 256 | --kib 512] [--repeat 5]
+//   kernel_bench [--threads 1,2] [--rows 1,128] [--types q4_1,...] [--k 2048]
+//                [--isa scalar,avx2,avx512_vnni] [--mib 256 | --kib 512] [--repeat 5]
 //
-// The weight is `mib` MiB of random bytes (at least 8 outputs), touched before timing; each line
-// is the median of `repeat` passes over it, in CPU time for one thread (at many rows the weight is cut so that a pass takes
-// about a tenth of a second). Run on an idle machine; see docs/decisions/0001-arithmetic.md.
+// The weight is `mib` MiB of random bytes (at least 8 outputs), touched before timing;
+// each line is the median of `repeat` passes over it, in CPU time for one thread (at many
+// rows the weight is cut so that a pass takes about a tenth of a second). Run on an idle
+// machine; see docs/decisions/0001-arithmetic.md.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -26,8 +27,9 @@ namespace {
 struct Options {
   std::vector<std::string> threads = {"1", "2"};
   std::vector<std::string> rows = {"1", "128"};
-  std::vector<std::string> types = {"q4_1", "q8_0", "q4_k", "q6_k", "q5_0", "q4_0", "q5_1",
-                                    "q5_k", "f16",  "bf16", "f32",  "q3_k", "q2_k"};
+  std::vector<std::string> types = {"q4_1", "q8_0", "q4_k", "q6_k", "q5_0",
+                                    "q4_0", "q5_1", "q5_k", "f16",  "bf16",
+                                    "f32",  "q3_k", "q2_k"};
   std::vector<std::string> isas = {"scalar", "avx2", "avx512_vnni"};
   int64_t k = 2048, kib = 256 * 1024, repeat = 5;
 };
@@ -45,15 +47,24 @@ std::vector<std::string> split(const std::string& text) {
 bool parse(int argc, char** argv, Options& o) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i], value = argv[i + 1];
-    if (name == "--threads") o.threads = split(value);
-    else if (name == "--rows") o.rows = split(value);
-    else if (name == "--types") o.types = split(value);
-    else if (name == "--isa") o.isas = split(value);
-    else if (name == "--k") o.k = std::atoll(value.c_str());
-    else if (name == "--mib") o.kib = std::atoll(value.c_str()) * 1024;
-    else if (name == "--kib") o.kib = std::atoll(value.c_str());
-    else if (name == "--repeat") o.repeat = std::atoll(value.c_str());
-    else return false;
+    if (name == "--threads")
+      o.threads = split(value);
+    else if (name == "--rows")
+      o.rows = split(value);
+    else if (name == "--types")
+      o.types = split(value);
+    else if (name == "--isa")
+      o.isas = split(value);
+    else if (name == "--k")
+      o.k = std::atoll(value.c_str());
+    else if (name == "--mib")
+      o.kib = std::atoll(value.c_str()) * 1024;
+    else if (name == "--kib")
+      o.kib = std::atoll(value.c_str());
+    else if (name == "--repeat")
+      o.repeat = std::atoll(value.c_str());
+    else
+      return false;
   }
   return argc % 2 == 1;
 }
@@ -62,7 +73,8 @@ std::byte* map_bytes(Bytes bytes) {
   void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
-    std::fprintf(stderr, "kernel_bench: cannot map %lld bytes\n", static_cast<long long>(bytes));
+    std::fprintf(stderr, "kernel_bench: cannot map %lld bytes\n",
+                 static_cast<long long>(bytes));
     std::exit(1);
   }
   madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
@@ -76,13 +88,15 @@ double seconds(clockid_t clock) {
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-// Small random bytes, so that no f16 in them is an infinity and none is subnormal by chance.
+// Small random bytes, so that no f16 in them is an infinity and none is subnormal by
+// chance.
 void fill(std::byte* p, Bytes bytes) {
   std::mt19937 random(1);
   std::vector<uint32_t> page(16384);
   for (uint32_t& w : page) w = random() & 0x37ff37ff;
   for (Bytes at = 0; at < bytes; at += 65536) {
-    std::memcpy(p + at, page.data(), static_cast<size_t>(std::min<Bytes>(65536, bytes - at)));
+    std::memcpy(p + at, page.data(),
+                static_cast<size_t>(std::min<Bytes>(65536, bytes - at)));
   }
 }
 
@@ -93,7 +107,8 @@ struct Bench {
   void run(DType type, Isa isa, int threads, int64_t m) const {
     const Bytes row = row_bytes(type, o.k);
     int64_t n = o.kib * kKiB / row;
-    if (m > 8) n = std::min<int64_t>(n, std::max<int64_t>(64, 15'000'000'000 / (m * o.k)));
+    if (m > 8)
+      n = std::min<int64_t>(n, std::max<int64_t>(64, 15'000'000'000 / (m * o.k)));
     if (isa == Isa::kScalar) n = std::min<int64_t>(n, 16);
     const DType a_type = info(type).quantised ? DType::kActQ8 : DType::kF32;
     const Bytes stride = row_bytes(a_type, o.k);
@@ -103,9 +118,12 @@ struct Bench {
     std::byte* workspace = map_bytes(scratch + 64);
     std::vector<float> x(static_cast<size_t>(o.k), 0.5f);
     for (int64_t r = 0; r < m; ++r) {
-      for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((i * 7 + 3) % 13) - 6;
-      if (a_type == DType::kActQ8) quantize_row(x.data(), o.k, a + r * stride);
-      else std::memcpy(a + r * stride, x.data(), x.size() * 4);
+      for (size_t i = 0; i < x.size(); ++i)
+        x[i] = static_cast<float>((i * 7 + 3) % 13) - 6;
+      if (a_type == DType::kActQ8)
+        quantize_row(x.data(), o.k, a + r * stride);
+      else
+        std::memcpy(a + r * stride, x.data(), x.size() * 4);
     }
     MatmulArgs args;
     args.type = type;
@@ -134,11 +152,12 @@ struct Bench {
     const double t = times[times.size() / 2];
     const double gb = static_cast<double>(row * n) / 1e9;
     const double gmac = static_cast<double>(m * n * o.k) / 1e9;
-    std::printf("%-5s %-12s threads %d rows %4lld n %7lld k %5lld: %8.2f GB/s %8.2f GMAC/s"
-                " (best %.2f, %.2f)\n",
-                name_of(type), name_of(isa), threads, static_cast<long long>(m),
-                static_cast<long long>(n), static_cast<long long>(o.k), gb / t, gmac / t,
-                gb / times[0], gmac / times[0]);
+    std::printf(
+        "%-5s %-12s threads %d rows %4lld n %7lld k %5lld: %8.2f GB/s %8.2f GMAC/s"
+        " (best %.2f, %.2f)\n",
+        name_of(type), name_of(isa), threads, static_cast<long long>(m),
+        static_cast<long long>(n), static_cast<long long>(o.k), gb / t, gmac / t,
+        gb / times[0], gmac / times[0]);
     std::fflush(stdout);
     munmap(a, static_cast<size_t>(stride * m));
     munmap(y, static_cast<size_t>(n * m * 4));
@@ -149,7 +168,8 @@ struct Bench {
 int bench_main(int argc, char** argv) {
   Options o;
   if (!parse(argc, argv, o)) {
-    std::fprintf(stderr, "kernel_bench: see the head of bench/kernel_bench.cc for its options\n");
+    std::fprintf(stderr,
+                 "kernel_bench: see the head of bench/kernel_bench.cc for its options\n");
     return 2;
   }
   const Bytes bytes = o.kib * kKiB;

@@ -1,5 +1,6 @@
-// f16 (IEEE 754 binary16) and bf16 to f32 and back, in plain integer arithmetic: the reference
-// of what the processor's own conversions give. Rounding is to nearest even; NaN stays NaN.
+// f16 (IEEE 754 binary16) and bf16 to f32 and back, in plain integer arithmetic: the
+// reference of what the processor's own conversions give. Rounding is to nearest even;
+// NaN stays NaN.
 #pragma once
 
 #include <bit>

@@ -10,7 +10,8 @@
 namespace headrace {
 namespace {
 
-// Outputs a worker gets at least, in whole multiples: a span of the fast kernels' widest tile.
+// Outputs a worker gets at least, in whole multiples: a span of the fast kernels' widest
+// tile.
 constexpr int64_t kSpanGrain = 4;
 
 bool is_weight_type(DType type) {
@@ -45,7 +46,8 @@ Bytes matmul_scratch_bytes(DType type, int64_t k, int64_t m) {
   return unpacked_row_bytes(type, k) * kUnpackedRows;
 }
 
-void matmul(const MatmulArgs& args, int64_t n, std::span<std::byte> workspace, ThreadPool& pool) {
+void matmul(const MatmulArgs& args, int64_t n, std::span<std::byte> workspace,
+            ThreadPool& pool) {
   HR_CHECK(is_weight_type(args.type), "a matmul takes a weight type");
   const Bytes scratch = matmul_scratch_bytes(args.type, args.k, args.m);
   HR_CHECK(static_cast<Bytes>(workspace.size()) >= scratch * pool.size(),
@@ -93,11 +95,12 @@ void quantize_cpu(const OpContext& ctx) {
   const Tensor& x = ctx.graph.at(ctx.op.inputs[0]);
   const Bytes out_stride = row_bytes(DType::kActQ8, x.cols);
   const float* in = reinterpret_cast<const float*>(ctx.inputs[0]);
-  ctx.pool.for_range(active_rows(ctx, ctx.op.inputs[0]), 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      quantize_row(in + r * x.cols, x.cols, ctx.outputs[0] + r * out_stride);
-    }
-  });
+  ctx.pool.for_range(
+      active_rows(ctx, ctx.op.inputs[0]), 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r) {
+          quantize_row(in + r * x.cols, x.cols, ctx.outputs[0] + r * out_stride);
+        }
+      });
 }
 
 }  // namespace headrace

@@ -29,7 +29,8 @@ struct V256 {
     return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
   }
   static HR_INLINE F fma(F a, F b, F c) {
-    return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+    return {_mm256_fmadd_ps(a.low, b.low, c.low),
+            _mm256_fmadd_ps(a.high, b.high, c.high)};
   }
   static HR_INLINE F load_f(const float* p) {
     return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
@@ -57,8 +58,9 @@ struct V256 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), u.low);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), u.high);
   }
-  // Exact sums of four products a lane. Pairs of products saturate at 16 bits, which only a u of
-  // eight bits could reach (kWide): that one is |u - 128| times the signed q, plus 128 q.
+  // Exact sums of four products a lane. Pairs of products saturate at 16 bits, which only
+  // a u of eight bits could reach (kWide): that one is |u - 128| times the signed q, plus
+  // 128 q.
   template <bool kWide>
   static HR_INLINE __m256 dot8(__m256i u, const int8_t* p) {
     const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -66,7 +68,8 @@ struct V256 {
     __m256i sum;
     if constexpr (kWide) {
       const __m256i w = _mm256_xor_si256(u, bytes_of(0x80));
-      const __m256i product = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
+      const __m256i product =
+          _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
       const __m256i pairs = _mm256_maddubs_epi16(bytes_of(1), q);
       sum = _mm256_add_epi32(_mm256_madd_epi16(product, ones),
                              _mm256_madd_epi16(pairs, _mm256_set1_epi16(128)));
@@ -106,7 +109,8 @@ HR_INLINE __m256 alternating_halves(const std::byte* p, const std::byte* q) {
   uint16_t first, second;
   std::memcpy(&first, p, 2);
   std::memcpy(&second, q, 2);
-  return _mm256_cvtph_ps(_mm_set1_epi32(static_cast<int>(uint32_t{second} << 16 | first)));
+  return _mm256_cvtph_ps(
+      _mm_set1_epi32(static_cast<int>(uint32_t{second} << 16 | first)));
 }
 
 // dwords a0 b0 a1 b1 a2 b2 a3 b3.
@@ -133,10 +137,11 @@ HR_INLINE __m256i add_where(__m256i u, __m256i bits, __m256i select, int value) 
 
 // The first pairs of the four chunks of a group, as 8 floats.
 HR_INLINE __m256 four_pairs(const __m128* pair) {
-  return _mm256_set_m128(_mm_movelh_ps(pair[2], pair[3]), _mm_movelh_ps(pair[0], pair[1]));
+  return _mm256_set_m128(_mm_movelh_ps(pair[2], pair[3]),
+                         _mm_movelh_ps(pair[0], pair[1]));
 }
 
-// ---- 32-element blocks ------------------------------------------------------------------------
+// ---- 32-element blocks
 
 template <bool kMin, bool kFive>
 struct SmallBlocks {
@@ -151,13 +156,14 @@ struct SmallBlocks {
   static HR_INLINE Bytes64 add_fifths(Bytes64 u, const std::byte* p) {
     const __m256i words =
         alternate(word_at(p + kHeader - 4), word_at(p + kBlock + kHeader - 4));
-    // Byte 0 (of each block's word) for j = 0, 1; byte 1 for j = 2, 3; 2 and 3 for the high half.
+    // Byte 0 (of each block's word) for j = 0, 1; byte 1 for j = 2, 3; 2 and 3 for the
+    // high half.
     const __m256i low = _mm256_set_epi64x(0x0505050501010101, 0x0505050501010101,
                                           0x0404040400000000, 0x0404040400000000);
     const __m256i high = _mm256_add_epi8(low, bytes_of(2));
-    const __m256i select = _mm256_set_epi64x(
-        static_cast<int64_t>(0x8040201080402010), 0x0804020108040201,
-        static_cast<int64_t>(0x8040201080402010), 0x0804020108040201);
+    const __m256i select =
+        _mm256_set_epi64x(static_cast<int64_t>(0x8040201080402010), 0x0804020108040201,
+                          static_cast<int64_t>(0x8040201080402010), 0x0804020108040201);
     return {add_where(u.low, _mm256_shuffle_epi8(words, low), select, 16),
             add_where(u.high, _mm256_shuffle_epi8(words, high), select, 16)};
   }
@@ -171,13 +177,14 @@ struct SmallBlocks {
       pair[c] = _mm_setzero_ps();
       if (c >= count) continue;
       const std::byte* b = p + 2 * kBlock * c;
-      const __m256i nibbles = interleave(load16(b + kHeader), load16(b + kBlock + kHeader));
+      const __m256i nibbles =
+          interleave(load16(b + kHeader), load16(b + kBlock + kHeader));
       Bytes64 u{_mm256_and_si256(nibbles, bytes_of(15)),
                 _mm256_and_si256(_mm256_srli_epi16(nibbles, 4), bytes_of(15))};
       if constexpr (kFive) u = add_fifths(u, b);
       const __m256 scale = alternating_halves(b, b + kBlock);
-      pair[c] = _mm256_castps256_ps128(
-          kMin ? alternating_halves(b + 2, b + kBlock + 2) : scale);
+      pair[c] = _mm256_castps256_ps128(kMin ? alternating_halves(b + 2, b + kBlock + 2)
+                                            : scale);
       chunk(c, u, Lanes16{scale, scale});
     }
     const __m256 all = four_pairs(pair);
@@ -204,22 +211,24 @@ struct Q8Blocks {
       const __m256i high = interleave(load16(b + 18), load16(b + kBlock + 18));
       const __m256 scale = alternating_halves(b, b + kBlock);
       pair[c] = _mm256_castps256_ps128(scale);
-      chunk(c, Bytes64{_mm256_xor_si256(low, bytes_of(0x80)),
-                       _mm256_xor_si256(high, bytes_of(0x80))},
+      chunk(c,
+            Bytes64{_mm256_xor_si256(low, bytes_of(0x80)),
+                    _mm256_xor_si256(high, bytes_of(0x80))},
             Lanes16{scale, scale});
     }
     offsets(0, _mm256_mul_ps(four_pairs(pair), _mm256_set1_ps(-128.0f)));
   }
 };
 
-// ---- 256-element blocks -----------------------------------------------------------------------
+// ---- 256-element blocks
 
 HR_INLINE __m256 floats_of(uint64_t packed) {
   return _mm256_cvtepi32_ps(
       _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(packed))));
 }
 
-// Scales and minima of q4_k and q5_k: 12 bytes of 6-bit fields (weight_group.cc) to 8 + 8 bytes.
+// Scales and minima of q4_k and q5_k: 12 bytes of 6-bit fields (weight_group.cc) to 8 + 8
+// bytes.
 HR_INLINE void packed_scales(const std::byte* p, uint64_t& scale, uint64_t& minimum) {
   const uint32_t a = word_at(p), b = word_at(p + 4), c = word_at(p + 8);
   const uint32_t high_scale = (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030);
@@ -238,7 +247,8 @@ HR_INLINE Bytes64 shift_and_mask(Bytes64 x, uint32_t even, uint32_t odd, int mas
 HR_INLINE Bytes64 add_bit_of_chunk(Bytes64 u, Bytes64 bits, int c, int value) {
   const uint32_t bit = 0x01010101u << (2 * c);
   const __m256i select = alternate(bit, bit << 1);
-  return {add_where(u.low, bits.low, select, value), add_where(u.high, bits.high, select, value)};
+  return {add_where(u.low, bits.low, select, value),
+          add_where(u.high, bits.high, select, value)};
 }
 
 template <bool kFive>
@@ -248,11 +258,13 @@ struct Q45K {
   static constexpr int kGroupBytes = kFive ? 176 : 144;
 
   template <typename Count, typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk,
+                              Offsets&& offsets) {
     uint64_t scale, minimum;
     packed_scales(p + 4, scale, minimum);
     const __m256 scales = _mm256_mul_ps(floats_of(scale), _mm256_set1_ps(half_at(p)));
-    const __m256 minima = _mm256_mul_ps(floats_of(minimum), _mm256_set1_ps(half_at(p + 2)));
+    const __m256 minima =
+        _mm256_mul_ps(floats_of(minimum), _mm256_set1_ps(half_at(p + 2)));
     offsets(0, _mm256_xor_ps(minima, _mm256_set1_ps(-0.0f)));
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
@@ -269,7 +281,8 @@ struct Q45K {
 struct Sixteen {
   __m256 low, high;
 
-  // Scale lanes of chunk c: s[4c], s[4c + 2] in turn; s[4c + 1], s[4c + 3] in the high half.
+  // Scale lanes of chunk c: s[4c], s[4c + 2] in turn; s[4c + 1], s[4c + 3] in the high
+  // half.
   HR_INLINE Lanes16 of_chunk(int c) const {
     const __m256 s = c < 2 ? low : high;
     const uint32_t first = static_cast<uint32_t>(4 * (c % 2));
@@ -288,10 +301,12 @@ struct Q6K {
   static constexpr int kGroupBytes = 210;
 
   template <typename Count, typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk,
+                              Offsets&& offsets) {
     const __m128i sc = load16(p + 192);
-    const Sixteen integers{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(sc)),
-                           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(sc, 8)))};
+    const Sixteen integers{
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(sc)),
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(sc, 8)))};
     const Sixteen scales = integers.times(half_at(p + 208));
     const Sixteen zeros = scales.times(-32.0f);
     offsets(0, zeros.low);
@@ -303,13 +318,14 @@ struct Q6K {
                         interleave(load16(q + 16), load16(q + 48))};
       const Bytes64 high = twice(p + 128 + 32 * h);
       const __m256i up = alternate(4, 2), down = alternate(0, 2);
-      chunk(2 * h, Bytes64{join(low.low, _mm256_sllv_epi32(high.low, up)),
-                           join(low.high, _mm256_sllv_epi32(high.high, up))},
+      chunk(2 * h,
+            Bytes64{join(low.low, _mm256_sllv_epi32(high.low, up)),
+                    join(low.high, _mm256_sllv_epi32(high.high, up))},
             scales.of_chunk(2 * h));
-      chunk(2 * h + 1, Bytes64{join(_mm256_srli_epi16(low.low, 4),
-                                    _mm256_srlv_epi32(high.low, down)),
-                               join(_mm256_srli_epi16(low.high, 4),
-                                    _mm256_srlv_epi32(high.high, down))},
+      chunk(2 * h + 1,
+            Bytes64{
+                join(_mm256_srli_epi16(low.low, 4), _mm256_srlv_epi32(high.low, down)),
+                join(_mm256_srli_epi16(low.high, 4), _mm256_srlv_epi32(high.high, down))},
             scales.of_chunk(2 * h + 1));
     }
   }
@@ -337,7 +353,8 @@ struct Q2K {
   }
 
   template <typename Count, typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk,
+                              Offsets&& offsets) {
     const __m128i raw = load16(p), nibble = _mm_set1_epi8(15);
     const Sixteen scales = sixteen(_mm_and_si128(raw, nibble)).times(half_at(p + 80));
     const Sixteen minima =
@@ -359,26 +376,29 @@ struct Q3K {
     const uint32_t a = word_at(p), b = word_at(p + 4), t = word_at(p + 8);
     const uint32_t low = 0x0f0f0f0f, high = 0x30303030;
     const uint32_t w0 = (a & low) | (t << 4 & high), w1 = (b & low) | (t << 2 & high);
-    const uint32_t w2 = (a >> 4 & low) | (t & high), w3 = (b >> 4 & low) | (t >> 2 & high);
+    const uint32_t w2 = (a >> 4 & low) | (t & high),
+                   w3 = (b >> 4 & low) | (t >> 2 & high);
     const __m256 zero = _mm256_set1_ps(-32.0f);
     return {_mm256_add_ps(floats_of(uint64_t{w1} << 32 | w0), zero),
             _mm256_add_ps(floats_of(uint64_t{w3} << 32 | w2), zero)};
   }
 
   template <typename Count, typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk,
+                              Offsets&& offsets) {
     const Sixteen scales = scale_integers(p + 96).times(half_at(p + 108));
     const Sixteen zeros = scales.times(-4.0f);
     offsets(0, zeros.low);
     offsets(1, zeros.high);
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-      chunk(c, add_bit_of_chunk(pairs_of_bits(p + 32, c), twice(p), c, 4), scales.of_chunk(c));
+      chunk(c, add_bit_of_chunk(pairs_of_bits(p + 32, c), twice(p), c, 4),
+            scales.of_chunk(c));
     }
   }
 };
 
-// ---- dense ------------------------------------------------------------------------------------
+// ---- dense
 
 struct DenseF32 {
   static constexpr int kElementBytes = 4;
@@ -404,7 +424,8 @@ struct DenseBF16 {
 
 }  // namespace
 
-void matmul_span_avx2(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
+void matmul_span_avx2(const MatmulArgs& args, int64_t begin, int64_t end,
+                      std::byte* scratch) {
   using V = V256;
   switch (args.type) {
     case DType::kF32: return dense_span<V, DenseF32>(args, begin, end);
@@ -434,7 +455,8 @@ void matmul_span_avx2(const MatmulArgs& args, int64_t begin, int64_t end, std::b
 
 namespace headrace {
 
-void matmul_span_avx2(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
+void matmul_span_avx2(const MatmulArgs& args, int64_t begin, int64_t end,
+                      std::byte* scratch) {
   matmul_span_scalar(args, begin, end, scratch);  // never in force: supported() says no
 }
 

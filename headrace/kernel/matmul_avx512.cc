@@ -3,7 +3,8 @@
 
 #if defined(__x86_64__)
 
-// GCC 12's own intrinsics start from deliberately undefined vectors and then warn about it.
+// GCC 12's own intrinsics start from deliberately undefined vectors and then warn about
+// it.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
@@ -80,9 +81,10 @@ HR_INLINE __m512i alternate(uint32_t even, uint32_t odd) {
   return _mm512_set1_epi64(static_cast<int64_t>(uint64_t{odd} << 32 | even));
 }
 
-// ---- 32-element blocks: q4_0, q4_1, q5_0, q5_1 ------------------------------------------------
+// ---- 32-element blocks: q4_0, q4_1, q5_0, q5_1
 
-// kMin: the header is [d][m], otherwise [d] and the offset is -kZero * d. kFive: fifth bits.
+// kMin: the header is [d][m], otherwise [d] and the offset is kZero * d. kFive: fifth
+// bits.
 template <bool kMin, bool kFive>
 struct SmallBlocks {
   static constexpr int kPer = 32;
@@ -93,7 +95,9 @@ struct SmallBlocks {
   static constexpr float kZero = kFive ? -16.0f : -8.0f;
 
   // Word index of byte `at` of block b of a chunk.
-  static constexpr short word(int b, int at) { return static_cast<short>((b * kBlock + at) / 2); }
+  static constexpr short word(int b, int at) {
+    return static_cast<short>((b * kBlock + at) / 2);
+  }
 
   // Words that put nibble dword j of block b into lanes 2j + b, in both halves.
   static HR_INLINE __m512i nibble_index() {
@@ -116,7 +120,8 @@ struct SmallBlocks {
     }();
     return _mm512_load_si512(table.w);
   }
-  // Lane 2j + b: the 16 bits of block b's fifth bits that hold those of elements 4j .. 4j + 3.
+  // Lane 2j + b: the 16 bits of block b's fifth bits that hold those of elements 4j .. 4j
+  // + 3.
   static HR_INLINE __m512i fifth_index() {
     alignas(64) static constexpr auto table = [] {
       Words t{};
@@ -137,11 +142,11 @@ struct SmallBlocks {
       // Element 4j + i is bit 4 (j mod 2) + i of byte (j / 2) mod 2 of its 16 bits.
       const __m512i word_bits = _mm512_permutexvar_epi16(fifth_index(), raw);
       const __m512i bits = fifth_bytes(word_bits);
-      const __m512i select = _mm512_set_epi64(
-          static_cast<int64_t>(0x8040201080402010), 0x0804020108040201,
-          static_cast<int64_t>(0x8040201080402010), 0x0804020108040201,
-          static_cast<int64_t>(0x8040201080402010), 0x0804020108040201,
-          static_cast<int64_t>(0x8040201080402010), 0x0804020108040201);
+      const __m512i select =
+          _mm512_set_epi64(static_cast<int64_t>(0x8040201080402010), 0x0804020108040201,
+                           static_cast<int64_t>(0x8040201080402010), 0x0804020108040201,
+                           static_cast<int64_t>(0x8040201080402010), 0x0804020108040201,
+                           static_cast<int64_t>(0x8040201080402010), 0x0804020108040201);
       u = _mm512_mask_add_epi8(u, _mm512_test_epi8_mask(bits, select), u, bytes_of(16));
     }
     return u;
@@ -171,8 +176,8 @@ struct SmallBlocks {
                      : _mm512_castps512_ps128(scale);
       chunk(c, unpack(raw), scale);
     }
-    const __m256 all = _mm256_set_m128(_mm_movelh_ps(pair[2], pair[3]),
-                                       _mm_movelh_ps(pair[0], pair[1]));
+    const __m256 all =
+        _mm256_set_m128(_mm_movelh_ps(pair[2], pair[3]), _mm_movelh_ps(pair[0], pair[1]));
     offsets(0, kMin ? all : _mm256_mul_ps(all, _mm256_set1_ps(kZero)));
   }
 
@@ -211,13 +216,13 @@ struct Q8Blocks {
       pair[c] = _mm512_castps512_ps128(scale);
       chunk(c, _mm512_xor_si512(q, bytes_of(0x80)), scale);
     }
-    const __m256 all = _mm256_set_m128(_mm_movelh_ps(pair[2], pair[3]),
-                                       _mm_movelh_ps(pair[0], pair[1]));
+    const __m256 all =
+        _mm256_set_m128(_mm_movelh_ps(pair[2], pair[3]), _mm_movelh_ps(pair[0], pair[1]));
     offsets(0, _mm256_mul_ps(all, _mm256_set1_ps(-128.0f)));
   }
 };
 
-// ---- 256-element blocks ---------------------------------------------------------------------
+// ---- 256-element blocks
 
 // 8 bytes of `packed` as floats.
 HR_INLINE __m256 floats_of(uint64_t packed) {
@@ -225,7 +230,8 @@ HR_INLINE __m256 floats_of(uint64_t packed) {
       _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(packed))));
 }
 
-// Scales and minima of q4_k and q5_k: 12 bytes of 6-bit fields (weight_group.cc) to 8 + 8 bytes.
+// Scales and minima of q4_k and q5_k: 12 bytes of 6-bit fields (weight_group.cc) to 8 + 8
+// bytes.
 HR_INLINE void packed_scales(const std::byte* p, uint64_t& scale, uint64_t& minimum) {
   const uint32_t a = word_at(p), b = word_at(p + 4), c = word_at(p + 8);
   const uint32_t high_scale = (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030);
@@ -241,18 +247,21 @@ struct Q45K {
   static constexpr int kGroupBytes = kFive ? 176 : 144;
 
   template <typename Count, typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk,
+                              Offsets&& offsets) {
     uint64_t scale, minimum;
     packed_scales(p + 4, scale, minimum);
     const __m256 scales = _mm256_mul_ps(floats_of(scale), _mm256_set1_ps(half_at(p)));
-    const __m256 minima = _mm256_mul_ps(floats_of(minimum), _mm256_set1_ps(half_at(p + 2)));
+    const __m256 minima =
+        _mm256_mul_ps(floats_of(minimum), _mm256_set1_ps(half_at(p + 2)));
     offsets(0, _mm256_xor_ps(minima, _mm256_set1_ps(-0.0f)));
     const __m512d pairs = _mm512_castps_pd(_mm512_castps256_ps512(scales));
     const __m512i high = kFive ? twice(p + 16) : _mm512_setzero_si512();
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
       const __m512i both = twice(p + (kFive ? 48 : 16) + 32 * c);
-      __m512i u = _mm512_and_si512(_mm512_srlv_epi32(both, alternate(0, 4)), bytes_of(15));
+      __m512i u =
+          _mm512_and_si512(_mm512_srlv_epi32(both, alternate(0, 4)), bytes_of(15));
       if constexpr (kFive) {
         const uint32_t bit = 0x01010101u << (2 * c);
         const __mmask64 set = _mm512_test_epi8_mask(high, alternate(bit, bit << 1));
@@ -283,7 +292,8 @@ struct Q6K {
   static constexpr int kGroupBytes = 210;
 
   template <typename Count, typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk,
+                              Offsets&& offsets) {
     const __m128i sc = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 192));
     const __m512 scales = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sc)),
                                         _mm512_set1_ps(half_at(p + 208)));
@@ -292,10 +302,10 @@ struct Q6K {
         _mm512_set_epi32(15, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8, 0);
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
-      const __m512i low =
-          _mm512_permutexvar_epi32(index, _mm512_loadu_si512(p + 64 * h));
+      const __m512i low = _mm512_permutexvar_epi32(index, _mm512_loadu_si512(p + 64 * h));
       const __m512i high = twice(p + 128 + 32 * h);
-      // Rotations bring the pair of bits of each block to bits 4 and 5; the rest is masked off.
+      // Rotations bring the pair of bits of each block to bits 4 and 5; the rest is
+      // masked off.
       const __m512i even = _mm512_rolv_epi32(high, alternate(4, 2));
       const __m512i odd = _mm512_rolv_epi32(high, alternate(0, 30));
       chunk(2 * h, join(low, even), half_block_scales(2 * h, scales));
@@ -314,7 +324,8 @@ struct Q6K {
 HR_INLINE __m512i pairs_of_bits(const std::byte* q, int c) {
   const uint32_t shift = static_cast<uint32_t>(4 * (c % 2));
   const __m512i both = twice(q + 32 * (c / 2));
-  return _mm512_and_si512(_mm512_srlv_epi32(both, alternate(shift, shift + 2)), bytes_of(3));
+  return _mm512_and_si512(_mm512_srlv_epi32(both, alternate(shift, shift + 2)),
+                          bytes_of(3));
 }
 
 struct Q2K {
@@ -323,7 +334,8 @@ struct Q2K {
   static constexpr int kGroupBytes = 84;
 
   template <typename Count, typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk,
+                              Offsets&& offsets) {
     const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     const __m512i wide = _mm512_cvtepu8_epi32(raw);
     const __m512i low = _mm512_and_si512(wide, _mm512_set1_epi32(15));
@@ -348,16 +360,17 @@ struct Q3K {
   static HR_INLINE __m512i scale_integers(const std::byte* p) {
     const uint32_t a = word_at(p), b = word_at(p + 4), t = word_at(p + 8);
     const uint32_t low = 0x0f0f0f0f, high = 0x30303030;
-    const __m128i packed = _mm_set_epi32(
-        static_cast<int>((b >> 4 & low) | (t >> 2 & high)),
-        static_cast<int>((a >> 4 & low) | (t & high)),
-        static_cast<int>((b & low) | (t << 2 & high)),
-        static_cast<int>((a & low) | (t << 4 & high)));
+    const __m128i packed =
+        _mm_set_epi32(static_cast<int>((b >> 4 & low) | (t >> 2 & high)),
+                      static_cast<int>((a >> 4 & low) | (t & high)),
+                      static_cast<int>((b & low) | (t << 2 & high)),
+                      static_cast<int>((a & low) | (t << 4 & high)));
     return _mm512_sub_epi32(_mm512_cvtepu8_epi32(packed), _mm512_set1_epi32(32));
   }
 
   template <typename Count, typename Chunk, typename Offsets>
-  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk, Offsets&& offsets) {
+  static HR_INLINE void group(const std::byte* p, Count, Chunk&& chunk,
+                              Offsets&& offsets) {
     const __m512 scales = _mm512_mul_ps(_mm512_cvtepi32_ps(scale_integers(p + 96)),
                                         _mm512_set1_ps(half_at(p + 108)));
     both_halves(_mm512_mul_ps(scales, _mm512_set1_ps(-4.0f)), offsets);
@@ -373,7 +386,7 @@ struct Q3K {
   }
 };
 
-// ---- dense ----------------------------------------------------------------------------------
+// ---- dense
 
 struct DenseF32 {
   static constexpr int kElementBytes = 4;

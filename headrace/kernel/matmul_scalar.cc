@@ -112,7 +112,8 @@ void matmul_span_scalar(const MatmulArgs& args, int64_t begin, int64_t end, std:
       continue;
     }
     for (int64_t row = 0; row < args.m; row += kRowsAtOnce) {
-      quantised(args, j, row, static_cast<int>(std::min<int64_t>(kRowsAtOnce, args.m - row)));
+      quantised(args, j, row,
+                static_cast<int>(std::min<int64_t>(kRowsAtOnce, args.m - row)));
     }
   }
 }

@@ -1,6 +1,7 @@
-// The fast matmuls' loops, written once over a vector type V and a weight decoder. Included only
-// by matmul_<isa>.cc; everything here is a template over types of that file's unnamed namespace,
-// so no code compiled for one instruction set can be linked into another.
+// The fast matmuls' loops, written once over a vector type V and a weight decoder.
+// Included only by matmul_<isa>.cc; everything here is a template over types of that
+// file's unnamed namespace, so no code compiled for one instruction set can be linked
+// into another.
 //
 // Vocabulary
 //   chunk     64 elements; group: 256; lanes: see docs/decisions/0001-arithmetic.md
@@ -73,10 +74,11 @@ HR_INLINE void store_outputs(const MatmulArgs& args, int64_t row, int64_t j, int
   }
 }
 
-// The row's last, partial group. Decoders read whole chunks, so one of an odd number of blocks is
-// copied, with a block of zero bytes (scale 0) after it.
+// The row's last, partial group. Decoders read whole chunks, so one of an odd number of
+// blocks is copied, with a block of zero bytes (scale 0) after it.
 template <typename V, typename D>
-HR_INLINE const std::byte* last_group(const std::byte* p, int64_t blocks, std::byte* buffer) {
+HR_INLINE const std::byte* last_group(const std::byte* p, int64_t blocks,
+                                      std::byte* buffer) {
   if (blocks % 2 == 0) return p;
   std::memset(buffer, 0, D::kGroupBytes);
   std::memcpy(buffer, p, static_cast<size_t>(blocks * (D::kGroupBytes / 8)));
@@ -86,7 +88,8 @@ HR_INLINE const std::byte* last_group(const std::byte* p, int64_t blocks, std::b
 // Bytes of a weight row: whole blocks of 32, or of 256 where the group is one block.
 template <typename D>
 HR_INLINE int64_t weight_row_bytes(int64_t k) {
-  return k / kGroupElements * D::kGroupBytes + k % kGroupElements / 32 * (D::kGroupBytes / 8);
+  return k / kGroupElements * D::kGroupBytes +
+         k % kGroupElements / 32 * (D::kGroupBytes / 8);
 }
 
 // The number of chunks of a whole group, known when compiling.
@@ -94,12 +97,12 @@ struct Four {
   HR_INLINE constexpr operator int() const { return 4; }
 };
 
-// ---- thin ----------------------------------------------------------------------------------
+// ---- thin
 
 // One group of one weight row against M activation rows.
 template <typename V, typename D, int M, typename Count>
-HR_INLINE void thin_group(const std::byte* p, int64_t g, Count chunks, const ActPlanes<V>* a,
-                          typename V::F* main, __m256* offset) {
+HR_INLINE void thin_group(const std::byte* p, int64_t g, Count chunks,
+                          const ActPlanes<V>* a, typename V::F* main, __m256* offset) {
   constexpr int per_group = kGroupElements / D::kPer;
   D::group(
       p, chunks,
@@ -121,8 +124,8 @@ HR_INLINE void thin_group(const std::byte* p, int64_t g, Count chunks, const Act
       });
 }
 
-// R weight rows from row j, M activation rows from row `row`: R streams of memory at once.
-// Fetches what is `ahead` bytes further on.
+// R weight rows from row j, M activation rows from row `row`: R streams of memory at
+// once. Fetches what is `ahead` bytes further on.
 template <typename V, typename D, int M, int R>
 void thin_rows(const MatmulArgs& args, int64_t j, int64_t row, int64_t ahead) {
   const int64_t bytes = weight_row_bytes<D>(args.k);
@@ -160,8 +163,8 @@ void thin_rows(const MatmulArgs& args, int64_t j, int64_t row, int64_t ahead) {
       for (int64_t line = 0; line < bytes - whole * D::kGroupBytes; line += 64) {
         _mm_prefetch(reinterpret_cast<const char*>(p + ahead + line), _MM_HINT_T0);
       }
-      thin_group<V, D, M>(last_group<V, D>(p, left / 32, buffer), whole, chunks, a, main[r],
-                          offset[r]);
+      thin_group<V, D, M>(last_group<V, D>(p, left / 32, buffer), whole, chunks, a,
+                          main[r], offset[r]);
     }
   }
 #pragma GCC unroll 4
@@ -192,14 +195,16 @@ void thin(const MatmulArgs& args, int64_t begin, int64_t end) {
   constexpr int R = V::kThinWeights;
   const int64_t bytes = weight_row_bytes<D>(args.k);
   int64_t j = begin;
-  // What comes `ahead` bytes later is fetched while this is used; near the end, nothing more.
+  // What comes `ahead` bytes later is fetched while this is used; near the end, nothing
+  // more.
   const int64_t ahead = R * bytes > kFetchAhead ? R * bytes : kFetchAhead;
   const int64_t last = (end - R) * bytes - ahead;
-  for (; j + R <= end; j += R) thin_block<V, D, R>(args, j, j * bytes <= last ? ahead : 0);
+  for (; j + R <= end; j += R)
+    thin_block<V, D, R>(args, j, j * bytes <= last ? ahead : 0);
   for (; j < end; ++j) thin_block<V, D, 1>(args, j, 0);
 }
 
-// ---- wide ----------------------------------------------------------------------------------
+// ---- wide
 
 // One weight row unpacked: planes of u, scales and offsets (matmul_layout.h).
 template <typename V, typename D>
@@ -225,7 +230,8 @@ void unpack_row(const std::byte* w, int64_t k, std::byte* scratch) {
     const std::byte* p = w + g * D::kGroupBytes;
 #pragma GCC unroll 5
     for (int line = 0; line < (D::kGroupBytes + 63) / 64; ++line) {
-      _mm_prefetch(reinterpret_cast<const char*>(p + kFetchAhead + 64 * line), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(p + kFetchAhead + 64 * line),
+                   _MM_HINT_T1);
     }
     const int64_t left = k - g * kGroupElements;
     if (left < kGroupElements) p = last_group<V, D>(p, left / 32, buffer);
@@ -248,8 +254,8 @@ void unpack_row(const std::byte* w, int64_t k, std::byte* scratch) {
 
 // W unpacked weight rows against A activation rows from row `row`; outputs j .. j + W.
 template <typename V, typename D, int W, int A>
-void wide_tile(const MatmulArgs& args, const std::byte* scratch, int64_t row_scratch, int64_t j,
-               int64_t row) {
+void wide_tile(const MatmulArgs& args, const std::byte* scratch, int64_t row_scratch,
+               int64_t j, int64_t row) {
   Unpacked<V, D> w[W];
   ActPlanes<V> a[A];
   typename V::F main[W][A];
@@ -270,7 +276,8 @@ void wide_tile(const MatmulArgs& args, const std::byte* scratch, int64_t row_scr
 #pragma GCC unroll 4
     for (int i = 0; i < W; ++i) {
       u[i] = V::load_u(w[i].u + 64 * c);
-      scale[i] = D::kPer == 16 ? V::quad(w[i].scale + 4 * c) : V::pair(w[i].scale + 2 * c);
+      scale[i] =
+          D::kPer == 16 ? V::quad(w[i].scale + 4 * c) : V::pair(w[i].scale + 2 * c);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < A; ++r) {
@@ -303,8 +310,8 @@ void wide_tile(const MatmulArgs& args, const std::byte* scratch, int64_t row_scr
 }
 
 template <typename V, typename D, int W, int A>
-HR_INLINE void wide_rows(const MatmulArgs& args, const std::byte* scratch, int64_t row_scratch,
-                         int64_t j, int count, int64_t row) {
+HR_INLINE void wide_rows(const MatmulArgs& args, const std::byte* scratch,
+                         int64_t row_scratch, int64_t j, int count, int64_t row) {
   int i = 0;
   for (; i + W <= count; i += W) {
     wide_tile<V, D, W, A>(args, scratch + i * row_scratch, row_scratch, j + i, row);
@@ -340,15 +347,16 @@ void wide(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch
 }
 
 template <typename V, typename D>
-void quantised_span(const MatmulArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
+void quantised_span(const MatmulArgs& args, int64_t begin, int64_t end,
+                    std::byte* scratch) {
   if (args.m < kWideRows) return thin<V, D>(args, begin, end);
   wide<V, D>(args, begin, end, scratch);
 }
 
-// ---- dense ---------------------------------------------------------------------------------
+// ---- dense
 
-// W weight rows of a dense type against A activation rows; weights are widened in registers. The
-// first rows' pass also fetches the weights `ahead` bytes further on.
+// W weight rows of a dense type against A activation rows; weights are widened in
+// registers. The first rows' pass also fetches the weights `ahead` bytes further on.
 template <typename V, typename D, int W, int A>
 void dense_tile(const MatmulArgs& args, int64_t j, int64_t row, int64_t ahead) {
   const int64_t bytes = args.k * D::kElementBytes;
@@ -400,18 +408,21 @@ void dense_tile(const MatmulArgs& args, int64_t j, int64_t row, int64_t ahead) {
           return V::load_f(buffer);
         });
   }
-  const __m256 none = _mm256_setzero_ps();  // the reference adds its offset lanes here too
+  const __m256 none =
+      _mm256_setzero_ps();  // the reference adds its offset lanes here too
 #pragma GCC unroll 4
   for (int r = 0; r < A; ++r) {
     __m256 t[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) t[i] = i < W ? _mm256_add_ps(V::fold(main[i % W][r]), none) : none;
+    for (int i = 0; i < 4; ++i)
+      t[i] = i < W ? _mm256_add_ps(V::fold(main[i % W][r]), none) : none;
     store_outputs<V>(args, row + r, j, W, reduce4<V>(t[0], t[1], t[2], t[3]));
   }
 }
 
 template <typename V, typename D, int A>
-HR_INLINE void dense_rows(const MatmulArgs& args, int64_t begin, int64_t end, int64_t row) {
+HR_INLINE void dense_rows(const MatmulArgs& args, int64_t begin, int64_t end,
+                          int64_t row) {
   constexpr int W = V::kTileWeights;
   const int64_t bytes = args.k * D::kElementBytes;
   const int64_t ahead = W * bytes > kFetchAhead ? W * bytes : kFetchAhead;

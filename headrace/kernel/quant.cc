@@ -15,7 +15,8 @@ namespace {
 // To nearest even, for |x| < 2^22: the addition leaves no bits below the unit.
 int round_to_int(float x) { return static_cast<int>((x + 0x1.8p23f) - 0x1.8p23f); }
 
-// One block of up to 32 values (missing ones count as zero) to q[32] in row order, and its scale.
+// One block of up to 32 values (missing ones count as zero) to q[32] in row order, and
+// its scale.
 float quantize_block(const float* x, int count, int8_t* q) {
   std::memset(q, 0, 32);
   uint32_t largest = 0;  // of the magnitudes, as integers: NaN is above infinity
@@ -26,7 +27,8 @@ float quantize_block(const float* x, int count, int8_t* q) {
   if (largest >= 0x7f800000u) return std::numeric_limits<float>::quiet_NaN();
   if (amax < kTinyBlock) return 0.0f;
   const float inverse = 127.0f / amax;
-  for (int i = 0; i < count; ++i) q[i] = static_cast<int8_t>(round_to_int(x[i] * inverse));
+  for (int i = 0; i < count; ++i)
+    q[i] = static_cast<int8_t>(round_to_int(x[i] * inverse));
   return amax / 127.0f;
 }
 
@@ -117,8 +119,9 @@ void dequantize_row(DType type, const std::byte* src, int64_t n, float* out) {
     for (int e = 0; e < count; ++e) {
       const float scale = w.scale[e / 16];
       // Symmetric types multiply q itself: scale * u + offset would round twice.
-      out[g * kGroup + e] = symmetric ? scale * static_cast<float>(w.u[e] - symmetric)
-                                      : scale * static_cast<float>(w.u[e]) + w.offset[e / per];
+      out[g * kGroup + e] = symmetric
+                                ? scale * static_cast<float>(w.u[e] - symmetric)
+                                : scale * static_cast<float>(w.u[e]) + w.offset[e / per];
     }
   }
 }

@@ -1,5 +1,5 @@
-// quantize_row for AVX2; AVX-512 machines use it too (it is a few per cent of a matmul's time).
-// Same bits as quantize_row_scalar.
+// quantize_row for AVX2; AVX-512 machines use it too (it is a few per cent of a matmul's
+// time). Same bits as quantize_row_scalar.
 #include "headrace/kernel/quant_isa.h"
 
 #if defined(__x86_64__)
@@ -26,7 +26,8 @@ uint32_t largest_magnitude(const __m256* x) {
   for (int i = 0; i < 4; ++i) {
     most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(x[i]), magnitude));
   }
-  __m128i m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  __m128i m =
+      _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
   m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
   m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(m));
@@ -34,8 +35,8 @@ uint32_t largest_magnitude(const __m256* x) {
 
 // Quantises one block; the 32 bytes in row order. Writes its scale and sums.
 __m256i quantize_block(const float* x, int64_t block, const Planes& out) {
-  const __m256 v[4] = {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8), _mm256_loadu_ps(x + 16),
-                       _mm256_loadu_ps(x + 24)};
+  const __m256 v[4] = {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8),
+                       _mm256_loadu_ps(x + 16), _mm256_loadu_ps(x + 24)};
   const uint32_t largest = largest_magnitude(v);
   float amax;
   std::memcpy(&amax, &largest, 4);
@@ -48,15 +49,16 @@ __m256i quantize_block(const float* x, int64_t block, const Planes& out) {
   __m256i i[4];
   for (int j = 0; j < 4; ++j) i[j] = _mm256_cvtps_epi32(_mm256_mul_ps(v[j], inverse));
   // The packs work within 128-bit halves; the permutation puts the dwords in order again.
-  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(i[0], i[1]),
-                                            _mm256_packs_epi32(i[2], i[3]));
+  const __m256i packed =
+      _mm256_packs_epi16(_mm256_packs_epi32(i[0], i[1]), _mm256_packs_epi32(i[2], i[3]));
   const __m256i q =
       _mm256_permutevar8x32_epi32(packed, _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0));
   const __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q),
                                           _mm256_set1_epi16(1));
   __m256i halves = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
   halves = _mm256_add_epi32(halves, _mm256_shuffle_epi32(halves, 0xb1));
-  const int first = _mm256_extract_epi32(halves, 0), second = _mm256_extract_epi32(halves, 4);
+  const int first = _mm256_extract_epi32(halves, 0),
+            second = _mm256_extract_epi32(halves, 4);
   const float scale = amax / 127.0f;
   out.d[block] = scale;
   out.s32[block] = scale * static_cast<float>(first + second);

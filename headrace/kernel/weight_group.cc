@@ -16,8 +16,8 @@ float half_at(const std::byte* p) {
   return f16_to_f32(h);
 }
 
-// The 32-element types. A header [d f16][m f16, the _1 types][32 fifth bits, q5], then 16 bytes
-// of two nibbles: byte i holds element i (low) and element i + 16 (high).
+// The 32-element types. A header [d f16][m f16, the _1 types][32 fifth bits, q5], then 16
+// bytes of two nibbles: byte i holds element i (low) and element i + 16 (high).
 void decode_small_block(DType type, const std::byte* p, int block, WeightGroup& out) {
   uint8_t* u = out.u + 32 * block;
   const float d = half_at(p);
@@ -58,8 +58,8 @@ void packed_scale(const std::byte* s, int j, int& scale, int& minimum) {
   }
 }
 
-// q4_k: [d][dmin][12 scale bytes][128 nibbles]; q5_k: the same with [32 bytes of fifth bits]
-// before the nibbles. 64 elements share 32 bytes: low nibbles, then high ones.
+// q4_k: [d][dmin][12 scale bytes][128 nibbles]; q5_k: the same with [32 bytes of fifth
+// bits] before the nibbles. 64 elements share 32 bytes: low nibbles, then high ones.
 void decode_q4_q5_k(const std::byte* p, bool five, WeightGroup& out) {
   const float d = half_at(p);
   const float dmin = half_at(p + 2);
@@ -79,7 +79,8 @@ void decode_q4_q5_k(const std::byte* p, bool five, WeightGroup& out) {
   }
 }
 
-// q6_k: [128 low nibbles][64 bytes of high pairs][16 int8 scales][d], in halves of 128 elements.
+// q6_k: [128 low nibbles][64 bytes of high pairs][16 int8 scales][d], in halves of 128
+// elements.
 void decode_q6_k(const std::byte* p, WeightGroup& out) {
   const float d = half_at(p + 208);
   for (int e = 0; e < kGroup; ++e) {
@@ -94,7 +95,8 @@ void decode_q6_k(const std::byte* p, WeightGroup& out) {
   }
 }
 
-// The pairs of bits of q2_k and q3_k: byte i of half h holds elements 128 h + 32 s + i, s < 4.
+// The pairs of bits of q2_k and q3_k: byte i of half h holds elements 128 h + 32 s + i, s
+// < 4.
 int pair_at(const std::byte* q, int e) {
   return u8(q[32 * (e / 128) + e % 32]) >> (2 * (e / 32 % 4)) & 3;
 }
@@ -110,8 +112,8 @@ void decode_q2_k(const std::byte* p, WeightGroup& out) {
   }
 }
 
-// q3_k: [32 bytes of third bits][64 bytes of pairs][12 scale bytes][d]. Scale j: low nibble from
-// byte j % 8, two high bits from byte 8 + j % 4; it is stored + 32.
+// q3_k: [32 bytes of third bits][64 bytes of pairs][12 scale bytes][d]. Scale j: low
+// nibble from byte j % 8, two high bits from byte 8 + j % 4; it is stored + 32.
 void decode_q3_k(const std::byte* p, WeightGroup& out) {
   const float d = half_at(p + 108);
   for (int e = 0; e < kGroup; ++e) {
@@ -133,7 +135,8 @@ int offset_elements(DType type) {
   return type == DType::kQ2_K || type == DType::kQ3_K || type == DType::kQ6_K ? 16 : 32;
 }
 
-void decode_group(DType type, const std::byte* row, int64_t n, int64_t group, WeightGroup& out) {
+void decode_group(DType type, const std::byte* row, int64_t n, int64_t group,
+                  WeightGroup& out) {
   const DTypeInfo& t = info(type);
   HR_CHECK(t.quantised, "a quantised weight type");
   out = WeightGroup{};
@@ -147,7 +150,8 @@ void decode_group(DType type, const std::byte* row, int64_t n, int64_t group, We
     default: break;
   }
   const int blocks = static_cast<int>(std::min<int64_t>(8, n / 32 - 8 * group));
-  for (int b = 0; b < blocks; ++b) decode_small_block(type, p + b * t.block_bytes, b, out);
+  for (int b = 0; b < blocks; ++b)
+    decode_small_block(type, p + b * t.block_bytes, b, out);
 }
 
 }  // namespace headrace

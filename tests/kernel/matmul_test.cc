@@ -22,7 +22,11 @@ namespace {
 class Product {
  public:
   Product(DType type, int64_t m, int64_t n, int64_t k, int skew = 0, uint32_t seed = 7)
-      : type_(type), m_(m), n_(n), k_(k), skew_(skew),
+      : type_(type),
+        m_(m),
+        n_(n),
+        k_(k),
+        skew_(skew),
         weight_(static_cast<size_t>(row_bytes(type, k) * n + skew)),
         a_stride_(row_bytes(a_type(), k)),
         a_(static_cast<size_t>(a_stride_ * m)) {
@@ -58,7 +62,8 @@ class Product {
   // By matmul(), on `threads` workers, instruction set in force.
   std::vector<float> run_on(int threads) {
     std::vector<float> y(static_cast<size_t>(m_ * n_), 0.0f);
-    const size_t bytes = static_cast<size_t>(matmul_scratch_bytes(type_, k_, m_) * threads);
+    const size_t bytes =
+        static_cast<size_t>(matmul_scratch_bytes(type_, k_, m_) * threads);
     AlignedBytes workspace(bytes);
     ThreadPool pool(threads, false);
     matmul(args(y.data()), n_, {workspace.data(), bytes}, pool);
@@ -68,7 +73,8 @@ class Product {
   // In double precision from dequantised operands; `scale` gets the sum of magnitudes.
   double exact(int64_t row, int64_t j, double& scale) {
     std::vector<float> w(static_cast<size_t>(k_)), a(static_cast<size_t>(k_));
-    dequantize_row(type_, weight_.data() + skew_ + j * row_bytes(type_, k_), k_, w.data());
+    dequantize_row(type_, weight_.data() + skew_ + j * row_bytes(type_, k_), k_,
+                   w.data());
     dequantize_row(a_type(), a_.data() + row * a_stride_, k_, a.data());
     const double b = bias_[static_cast<size_t>(j)];
     const double r = residual_[static_cast<size_t>(row * n_ + j)];
@@ -98,7 +104,9 @@ class Product {
     args.residual = residual_.data();
     return args;
   }
-  void quantize_row_scalar_reference(const float* x, std::byte* row) { quantize_row(x, k_, row); }
+  void quantize_row_scalar_reference(const float* x, std::byte* row) {
+    quantize_row(x, k_, row);
+  }
 
   DType type_;
   int64_t m_, n_, k_;
@@ -113,7 +121,8 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
 }
 
-// Row lengths of whole blocks: odd counts of blocks and chunks, partial groups, many groups.
+// Row lengths of whole blocks: odd counts of blocks and chunks, partial groups, many
+// groups.
 std::vector<int64_t> lengths(DType type) {
   const int block = info(type).block_elements;
   if (block == 256) return {256, 512, 768, 2304};
@@ -165,7 +174,8 @@ TEST_P(MatmulOf, ARowDoesNotDependOnTheOtherRows) {
       const std::vector<float> part = product.run(isa(), row, rows, 0, n);
       EXPECT_EQ(std::memcmp(&part[static_cast<size_t>(row * n)],
                             &whole[static_cast<size_t>(row * n)],
-                            static_cast<size_t>(rows * n) * 4), 0)
+                            static_cast<size_t>(rows * n) * 4),
+                0)
           << rows << " rows from " << row;
     }
   }
@@ -183,7 +193,8 @@ TEST_P(MatmulOf, AnOutputDoesNotDependOnTheSpan) {
         for (int64_t i = 0; i < m * n; ++i) {
           const size_t at = static_cast<size_t>(i);
           const bool inside = i % n >= begin && i % n < end;
-          EXPECT_EQ(part[at], inside ? whole[at] : 0.0f) << "outputs outside stay untouched";
+          EXPECT_EQ(part[at], inside ? whole[at] : 0.0f)
+              << "outputs outside stay untouched";
         }
       }
     }
@@ -247,8 +258,10 @@ TEST_P(MatmulOf, AnInfiniteActivationGivesNaNOrInfinityInItsRowOnly) {
     for (int64_t r = 0; r < m; ++r) {
       std::vector<float> x = random.normals(static_cast<size_t>(k));
       if (r == 1) x[77] = std::numeric_limits<float>::infinity();
-      if (quantised) quantize_row(x.data(), k, a.data() + r * stride);
-      else std::memcpy(a.data() + r * stride, x.data(), x.size() * 4);
+      if (quantised)
+        quantize_row(x.data(), k, a.data() + r * stride);
+      else
+        std::memcpy(a.data() + r * stride, x.data(), x.size() * 4);
     }
     AlignedBytes scratch(static_cast<size_t>(matmul_scratch_bytes(type(), k, m)));
     std::vector<float> y(static_cast<size_t>(n * m));
@@ -273,7 +286,8 @@ TEST_P(MatmulOf, ThreadsDoNotChangeABit) {
   for (int64_t m : {1, 3, 9}) {
     Product product(type(), m, 37, 512);
     const std::vector<float> one = product.run_on(1);
-    for (int threads : {2, 3, 7}) EXPECT_TRUE(same_bits(product.run_on(threads), one)) << threads;
+    for (int threads : {2, 3, 7})
+      EXPECT_TRUE(same_bits(product.run_on(threads), one)) << threads;
   }
 }
 
@@ -295,11 +309,11 @@ std::string case_name(const testing::TestParamInfo<std::tuple<DType, Isa>>& p) {
   return std::string(name_of(std::get<0>(p.param))) + "_" + name_of(std::get<1>(p.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Types, MatmulOf,
-    testing::Combine(testing::ValuesIn(kWeightTypes),
-                     testing::Values(Isa::kScalar, Isa::kAvx2, Isa::kAvx512Vnni)),
-    case_name);
+INSTANTIATE_TEST_SUITE_P(Types, MatmulOf,
+                         testing::Combine(testing::ValuesIn(kWeightTypes),
+                                          testing::Values(Isa::kScalar, Isa::kAvx2,
+                                                          Isa::kAvx512Vnni)),
+                         case_name);
 
 TEST(Isa, ForcingOneChangesWhatIsInForce) {
   const Isa before = current_isa();
@@ -322,7 +336,8 @@ TEST(Registry, EveryOpKindHasACpuKernel) {
   }
 }
 
-// A graph of one quantise and one matmul of a tile at column 6 of 16, with bias and residual.
+// A graph of one quantise and one matmul of a tile at column 6 of 16, with bias and
+// residual.
 struct TileGraph {
   Graph graph;
   TensorId x, a, w, bias, residual, y;
@@ -380,9 +395,15 @@ TEST(MatmulOp, WritesItsColumnsOfTheStepsRowsAndMayShareTheResidualsExtent) {
       {t.graph, t.graph.ops[0], quantise_in, quantise_out, {}, {}, rows, pool});
   const std::byte* in[] = {a.data(), w.data() + 3, bs.data(), y.data()};
   std::byte* out[] = {y.data()};
-  find_kernel(OpKind::kMatMul, DeviceKind::kCpu)(
-      {t.graph, t.graph.ops[1], in, out, {}, {workspace.data(), static_cast<size_t>(bytes)}, rows,
-       pool});
+  find_kernel(OpKind::kMatMul,
+              DeviceKind::kCpu)({t.graph,
+                                 t.graph.ops[1],
+                                 in,
+                                 out,
+                                 {},
+                                 {workspace.data(), static_cast<size_t>(bytes)},
+                                 rows,
+                                 pool});
 
   std::vector<float> wf(7 * 256), af(5 * 256);
   for (int64_t j = 0; j < 7; ++j) {
@@ -390,13 +411,15 @@ TEST(MatmulOp, WritesItsColumnsOfTheStepsRowsAndMayShareTheResidualsExtent) {
                    wf.data() + j * 256);
   }
   for (size_t r = 0; r < 5; ++r) {
-    dequantize_row(DType::kActQ8, a.data() + static_cast<Bytes>(r) * row_bytes(DType::kActQ8, 256),
-                   256, af.data() + r * 256);
+    dequantize_row(DType::kActQ8,
+                   a.data() + static_cast<Bytes>(r) * row_bytes(DType::kActQ8, 256), 256,
+                   af.data() + r * 256);
     for (size_t c = 0; c < 16; ++c) {
       double want = residual[r * 16 + c];
       if (r < 4 && c >= 6 && c < 13) {
         want += bias[c];
-        for (size_t i = 0; i < 256; ++i) want += double{wf[(c - 6) * 256 + i]} * af[r * 256 + i];
+        for (size_t i = 0; i < 256; ++i)
+          want += double{wf[(c - 6) * 256 + i]} * af[r * 256 + i];
       }
       EXPECT_NEAR(y.floats()[r * 16 + c], want, 1e-4) << "row " << r << ", column " << c;
     }

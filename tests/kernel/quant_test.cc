@@ -22,7 +22,8 @@ struct GoldenRow {
   std::vector<float> values;
 };
 
-// tests/data/quant/dequantised.bin, made by tests/reference/make_quant_golden.py with gguf-py.
+// tests/data/quant/dequantised.bin, made by tests/reference/make_quant_golden.py with
+// gguf-py.
 std::map<std::string, GoldenRow> read_golden() {
   std::ifstream in(std::string(HEADRACE_SOURCE_DIR) + "/tests/data/quant/dequantised.bin",
                    std::ios::binary);
@@ -85,10 +86,10 @@ TEST(Half, EveryF16SurvivesTheWayToF32AndBack) {
 }
 
 TEST(Half, TiesGoToTheEvenNeighbour) {
-  EXPECT_EQ(f32_to_f16(1.0f + 0x1p-11f), 0x3c00);                // half way, 0 is even
-  EXPECT_EQ(f32_to_f16(1.0f + 3 * 0x1p-11f), 0x3c02);            // half way, 1 is odd
-  EXPECT_EQ(f32_to_f16(1.0f + 0x1p-11f + 0x1p-23f), 0x3c01);     // just above
-  EXPECT_EQ(f32_to_f16(0x1p-25f), 0x0000);                       // half the least subnormal
+  EXPECT_EQ(f32_to_f16(1.0f + 0x1p-11f), 0x3c00);             // half way, 0 is even
+  EXPECT_EQ(f32_to_f16(1.0f + 3 * 0x1p-11f), 0x3c02);         // half way, 1 is odd
+  EXPECT_EQ(f32_to_f16(1.0f + 0x1p-11f + 0x1p-23f), 0x3c01);  // just above
+  EXPECT_EQ(f32_to_f16(0x1p-25f), 0x0000);                    // half the least subnormal
   EXPECT_EQ(f32_to_f16(0x1.8p-25f), 0x0001);
   EXPECT_EQ(f32_to_f16(65519.0f), 0x7bff);
   EXPECT_EQ(f32_to_f16(65520.0f), 0x7c00);
@@ -104,7 +105,8 @@ class QuantiseOn : public testing::TestWithParam<Isa> {
 
 TEST_P(QuantiseOn, EveryLengthGivesTheBitsOfTheScalarReference) {
   Random random(1);
-  for (int64_t n : {1, 2, 31, 32, 33, 63, 64, 65, 96, 100, 255, 256, 257, 576, 1536, 2050}) {
+  for (int64_t n :
+       {1, 2, 31, 32, 33, 63, 64, 65, 96, 100, 255, 256, 257, 576, 1536, 2050}) {
     std::vector<float> x = random.normals(static_cast<size_t>(n));
     x[static_cast<size_t>(n / 2)] *= 30;
     const size_t bytes = static_cast<size_t>(row_bytes(DType::kActQ8, n));
@@ -158,7 +160,8 @@ TEST_P(QuantiseOn, DequantisedValuesAreWithinHalfAStep) {
 std::string isa_name(const testing::TestParamInfo<Isa>& p) { return name_of(p.param); }
 
 INSTANTIATE_TEST_SUITE_P(Isas, QuantiseOn,
-                         testing::Values(Isa::kScalar, Isa::kAvx2, Isa::kAvx512Vnni), isa_name);
+                         testing::Values(Isa::kScalar, Isa::kAvx2, Isa::kAvx512Vnni),
+                         isa_name);
 
 }  // namespace
 }  // namespace headrace

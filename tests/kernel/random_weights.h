@@ -16,14 +16,16 @@
 namespace headrace {
 
 constexpr std::array<DType, 13> kWeightTypes = {
-    DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1,
-    DType::kQ8_0, DType::kQ2_K, DType::kQ3_K, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+    DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ4_0, DType::kQ4_1,
+    DType::kQ5_0, DType::kQ5_1, DType::kQ8_0, DType::kQ2_K, DType::kQ3_K,
+    DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
 
 // kLine-aligned bytes.
 class AlignedBytes {
  public:
   explicit AlignedBytes(size_t bytes)
-      : data_(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 64) / 64 * 64)), std::free) {
+      : data_(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 64) / 64 * 64)),
+              std::free) {
     std::memset(data_.get(), 0, (bytes + 64) / 64 * 64);
   }
   std::byte* data() { return data_.get(); }
@@ -44,7 +46,8 @@ class Random {
     return out;
   }
 
-  // `rows` rows of `k` elements at `out` (any address): random bytes with sensible scales.
+  // `rows` rows of `k` elements at `out` (any address): random bytes with sensible
+  // scales.
   void weights(DType type, int64_t rows, int64_t k, std::byte* out) {
     const DTypeInfo& t = info(type);
     const int64_t blocks = rows * k / t.block_elements;
@@ -60,7 +63,10 @@ class Random {
  private:
   static std::vector<int> half_positions(DType type) {
     switch (type) {
-      case DType::kQ4_1: case DType::kQ5_1: case DType::kQ4_K: case DType::kQ5_K: return {0, 2};
+      case DType::kQ4_1:
+      case DType::kQ5_1:
+      case DType::kQ4_K:
+      case DType::kQ5_K: return {0, 2};
       case DType::kQ2_K: return {80, 82};
       case DType::kQ3_K: return {108};
       case DType::kQ6_K: return {208};
