@@ -100,7 +100,7 @@ class Runner {
     HR_TRY(stopped());
     report_.plan = plan_report(*model_, o_.budget.model, plan_, setup_);
     print_error(plan_table(report_.plan, console_.error_style) + "\n");
-    warn_of_context(std::max(s.context, s.prompt_tokens + s.new_tokens));
+    warn_of_context(s.context > 0 ? s.context : s.prompt_tokens + s.new_tokens);
     return {};
   }
 

@@ -1,0 +1,127 @@
+// Runs the built headrace binary: arguments in, exit code and what it wrote out. For tests.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace headrace::testing {
+
+// A folder of its own, removed at the end.
+class Folder {
+ public:
+  Folder() {
+    std::string path = (std::filesystem::temp_directory_path() / "headrace-e2e-XXXXXX").string();
+    path_ = ::mkdtemp(path.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline std::string slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+struct Finished {
+  int code = -1;    // exit code; -1 when a signal ended it
+  int signal = 0;
+  std::string out;
+  std::string err;
+};
+
+// One process. stdout and stderr go to files, so that nothing blocks; none is a terminal.
+class Process {
+ public:
+  struct Options {
+    std::string input;               // of stdin
+    int stdout_descriptor = -1;      // instead of a file
+    std::function<void()> in_child;  // before exec
+  };
+  Process(const Folder& folder, std::vector<std::string> args) : Process(folder, args, Options()) {}
+  Process(const Folder& folder, std::vector<std::string> args, const Options& options)
+      : folder_(folder) {
+    std::ofstream(folder / "stdin", std::ios::binary) << options.input;
+    std::vector<std::string> words = {HEADRACE_BINARY_DIR "/headrace"};
+    words.insert(words.end(), args.begin(), args.end());
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    ::dup2(::open((folder / "stdin").c_str(), O_RDONLY), 0);
+    ::dup2(options.stdout_descriptor >= 0 ? options.stdout_descriptor : create("stdout"), 1);
+    ::dup2(create("stderr"), 2);
+    ::close_range(3, 1000, 0);
+    ::setenv("XDG_CACHE_HOME", folder.path().c_str(), 1);  // no machine file of this user
+    if (options.in_child) options.in_child();
+    ::execv(argv[0], argv.data());
+    ::_exit(99);
+  }
+
+  // Waits until at least `bytes` of stdout are there; false when it ended before.
+  bool wait_for_output(size_t bytes) const {
+    for (int i = 0; i < 6000; ++i) {
+      if (size_of("stdout") >= bytes) return true;
+      siginfo_t info = {};
+      ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT);
+      if (info.si_pid == pid_) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+  void send(int signal) const { ::kill(pid_, signal); }
+  Finished wait() const {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    Finished f;
+    if (WIFEXITED(status)) f.code = WEXITSTATUS(status);
+    if (WIFSIGNALED(status)) f.signal = WTERMSIG(status);
+    f.out = slurp(folder_ / "stdout");
+    f.err = slurp(folder_ / "stderr");
+    return f;
+  }
+
+ private:
+  int create(const char* name) const {
+    return ::open((folder_ / name).c_str(), O_CREAT | O_TRUNC | O_RDWR, 0600);
+  }
+  size_t size_of(const char* name) const {
+    struct stat info = {};
+    const bool there = ::stat((folder_ / name).c_str(), &info) == 0;
+    return there ? static_cast<size_t>(info.st_size) : 0;
+  }
+  const Folder& folder_;
+  pid_t pid_ = -1;
+};
+
+inline Finished headrace(const Folder& folder, std::vector<std::string> args,
+                         const std::string& input = "") {
+  Process::Options options;
+  options.input = input;
+  return Process(folder, std::move(args), options).wait();
+}
+
+}  // namespace headrace::testing
