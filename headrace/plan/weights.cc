@@ -129,7 +129,7 @@ std::vector<WeightUse> keep_order(const Graph& graph) {
   pin_overlapping(graph, uses);
   std::vector<WeightUse> order, small, spread, embedded;
   for (const WeightUse& w : uses) {
-    if (always_resident(w)) {
+    if (w.bytes <= kAlwaysResident) {
       order.push_back(w);
     } else if (only_embedded(graph, w)) {
       embedded.push_back(w);
@@ -150,22 +150,25 @@ bool place_weights(const Graph& graph, std::vector<WeightUse>& weights, const La
   const Bytes room = layout.weight_end() - layout.weight_begin();
   const Bytes keep = total <= room ? total : room - ring_bytes;
   Bytes at = layout.weight_begin();
-  bool prefix = true;
-  // The prefix first; then whatever else still fits, so that no room is left that could hold a
-  // whole weight.
-  for (int pass = 0; pass < 2; ++pass) {
+  // What stays whatever the budget; the prefix; then whatever else still fits, so that no room is
+  // left that could hold a whole weight. Where all fits, the order alone decides: offsets are the
+  // same in every Program of a session.
+  for (WeightUse& w : weights) w.resident = false;
+  const auto try_keep = [&](WeightUse& w) {
+    if (w.resident || at + w.bytes > layout.weight_begin() + keep) return w.resident;
+    w.offset = at;
+    at += w.bytes;
+    return w.resident = true;
+  };
+  if (total > room) {
     for (WeightUse& w : weights) {
-      if (pass == 0) {
-        w.resident = false;
-        prefix = prefix && at + w.bytes <= layout.weight_begin() + keep;
-        if (!prefix) continue;
-      }
-      if (w.resident || at + w.bytes > layout.weight_begin() + keep) continue;
-      w.resident = true;
-      w.offset = at;
-      at += w.bytes;
+      if (always_resident(w)) try_keep(w);
     }
   }
+  for (WeightUse& w : weights) {
+    if (!try_keep(w)) break;
+  }
+  for (WeightUse& w : weights) try_keep(w);
   for (const WeightUse& w : weights) {
     if (!w.resident && always_resident(w)) return false;
   }

@@ -6,6 +6,9 @@
 namespace headrace {
 namespace {
 
+// PCG32's default stream.
+constexpr uint64_t kIncrement = 1442695040888963407ull;
+
 int32_t argmax(std::span<const float> logits) {
   size_t best = 0;
   for (size_t i = 1; i < logits.size(); ++i) {
@@ -27,7 +30,7 @@ Status check(const SamplingOptions& o) {
 }
 
 Sampler::Sampler(const SamplingOptions& options, int64_t vocab)
-    : options_(options), state_(options.seed * 2 + 1) {
+    : options_(options), state_(options.seed + kIncrement) {
   next_random();
   const bool greedy = options.temperature == 0 && options.repeat_penalty == 1;
   if (greedy) return;
@@ -37,7 +40,7 @@ Sampler::Sampler(const SamplingOptions& options, int64_t vocab)
 
 uint32_t Sampler::next_random() {
   const uint64_t old = state_;
-  state_ = old * 6364136223846793005ull + 1442695040888963407ull;
+  state_ = old * 6364136223846793005ull + kIncrement;
   const uint32_t mixed = static_cast<uint32_t>(((old >> 18) ^ old) >> 27);
   const uint32_t turn = static_cast<uint32_t>(old >> 59);
   return (mixed >> turn) | (mixed << ((32 - turn) & 31));

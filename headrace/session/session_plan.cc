@@ -35,7 +35,10 @@ class Planner {
   Result<SessionPlan> run() {
     HR_TRY(choose_context());
     HR_ASSIGN(std::shared_ptr<const Graph> rows_graph, graph(1, true));
-    HR_TRY(reserve_process(rows_graph->ops.size()));
+    if (!reserve_process(rows_graph->ops.size()).ok()) {
+      HR_ASSIGN(const Bytes least, least_memory(model_, plan_.options));
+      return does_not_fit(least - plan_.options.memory_bytes);
+    }
     HR_TRY(plan_decode(std::move(rows_graph)));
     HR_TRY(plan_prefill());
     plan_.arena_bytes = plan_.decode.arena_bytes;
