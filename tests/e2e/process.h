@@ -64,6 +64,7 @@ class Process {
   Process(const Folder& folder, std::vector<std::string> args, const Options& options)
       : folder_(folder) {
     std::ofstream(folder / "stdin", std::ios::binary) << options.input;
+    std::filesystem::remove(folder / "stdout");  // wait_for_output sees this process's alone
     std::vector<std::string> words = {HEADRACE_BINARY_DIR "/headrace"};
     words.insert(words.end(), args.begin(), args.end());
     std::vector<char*> argv;

@@ -39,7 +39,7 @@ TEST_F(Usage, UnknownOptionsAndMissingModelsAreUsageErrors) {
 }
 
 TEST_F(Usage, BudgetsThatAreNoSizesShowTheValidForms) {
-  for (const char* size : {"0", "-5MiB", "banana", "12XB", "", "1e400"}) {
+  for (const char* size : {"0", "-5MiB", "banana", "12XB", "1e400"}) {
     refused({"run", kTiny, "--prompt", "x", std::string("--memory=") + size}, 2, "512MiB");
   }
 }
