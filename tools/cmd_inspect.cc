@@ -95,7 +95,7 @@ std::string tensor_list(const ModelFile& file, const TextStyle& style) {
 std::string as_text(const Model& m, const InspectOptions& o, const TextStyle& style) {
   const ModelSummary s = summarize(m.file);
   std::string out = bold(model_name(m, o.model), style) +
-                    text_of("  %s, %s parameters, %s of weights in %lld file%s\n\n",
+                    text_of("\n%s, %s parameters, %s of weights in %lld file%s\n\n",
                             s.format == ModelFormat::kGguf ? "GGUF" : "Hugging Face folder",
                             human_count(static_cast<double>(s.total.parameters)).c_str(),
                             human_bytes(s.total.bytes).c_str(), static_cast<long long>(s.files),

@@ -25,7 +25,7 @@ std::string fact(const char* label, const std::string& text, const TextStyle& st
 
 std::string heading(const PlanReport& p, const TextStyle& style) {
   return bold(p.model, style) +
-         text_of("  %s, %s parameters, %s of weights, mostly %s\n\n", p.architecture.c_str(),
+         text_of("\n%s, %s parameters, %s of weights, mostly %s\n\n", p.architecture.c_str(),
                  human_count(static_cast<double>(p.parameters)).c_str(),
                  human_bytes(p.weight_bytes).c_str(), p.main_type.c_str());
 }

@@ -105,7 +105,8 @@ std::string progress_line(const Progress& p, int width, const TextStyle& style) 
   std::string tail = per_s > 0 ? "  " + human_number(per_s) + " tok/s" : "";
   if (per_s > 0 && p.total > p.done) {
     const double left = static_cast<double>(p.total - p.done) / per_s;
-    tail += "  " + human_time(static_cast<Nanos>(left * 1e9)) + " left";
+    tail += "  " + (left < 100 ? text_of("%.0f s", left)
+                               : human_time(static_cast<Nanos>(left * 1e9))) + " left";
   }
   const int room = width - columns(line) - columns(tail) - 3;
   if (p.total > 0 && room >= 8) {

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -58,6 +59,7 @@ class Process {
   struct Options {
     std::string input;               // of stdin
     int stdout_descriptor = -1;      // instead of a file
+    bool terminal = false;           // stdin and stderr are one, see type()
     std::function<void()> in_child;  // before exec
   };
   Process(const Folder& folder, std::vector<std::string> args) : Process(folder, args, Options()) {}
@@ -70,11 +72,19 @@ class Process {
     std::vector<char*> argv;
     for (std::string& w : words) argv.push_back(w.data());
     argv.push_back(nullptr);
+    if (options.terminal) open_terminal();
     pid_ = ::fork();
     if (pid_ != 0) return;
     ::dup2(::open((folder / "stdin").c_str(), O_RDONLY), 0);
     ::dup2(options.stdout_descriptor >= 0 ? options.stdout_descriptor : create("stdout"), 1);
     ::dup2(create("stderr"), 2);
+    if (options.terminal) {
+      ::setsid();
+      const int slave = ::open(::ptsname(terminal_), O_RDWR);  // becomes the controlling one
+      ::dup2(slave, 0);
+      ::dup2(slave, 2);
+      ::setenv("TERM", "xterm", 1);
+    }
     ::close_range(3, 1000, 0);
     ::setenv("XDG_CACHE_HOME", folder.path().c_str(), 1);  // no machine file of this user
     if (options.in_child) options.in_child();
@@ -94,14 +104,37 @@ class Process {
     return false;
   }
   void send(int signal) const { ::kill(pid_, signal); }
-  Finished wait() const {
+  // What a person types at the terminal; "\x03" is Ctrl-C, "\x04" Ctrl-D.
+  void type(const std::string& keys) const {
+    const ssize_t n = ::write(terminal_, keys.data(), keys.size());
+    if (n != static_cast<ssize_t>(keys.size())) std::abort();
+  }
+  // Waits until the terminal shows `text` beyond its first `from` bytes; where it ends, 0 if never.
+  size_t wait_for_screen(const std::string& text, size_t from = 0) const {
+    for (int i = 0; i < 6000; ++i) {
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const size_t at = screen_.find(text, from);
+        if (at != std::string::npos) return at + text.size();
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return 0;
+  }
+  Finished wait() {
     int status = 0;
     ::waitpid(pid_, &status, 0);
+    if (slave_ >= 0) ::close(slave_);  // the last one: the reader meets the end
     Finished f;
     if (WIFEXITED(status)) f.code = WEXITSTATUS(status);
     if (WIFSIGNALED(status)) f.signal = WTERMSIG(status);
     f.out = slurp(folder_ / "stdout");
     f.err = slurp(folder_ / "stderr");
+    if (terminal_ >= 0) {
+      reader_.join();
+      f.err = screen_;
+      ::close(terminal_);
+    }
     return f;
   }
 
@@ -114,8 +147,29 @@ class Process {
     const bool there = ::stat((folder_ / name).c_str(), &info) == 0;
     return there ? static_cast<size_t>(info.st_size) : 0;
   }
+  void open_terminal() {
+    terminal_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    ::grantpt(terminal_);
+    ::unlockpt(terminal_);
+    // An end held here: reading gives bytes, not an error, before the child has opened its own.
+    slave_ = ::open(::ptsname(terminal_), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    reader_ = std::thread([this] {
+      char piece[4096];
+      for (;;) {
+        const ssize_t n = ::read(terminal_, piece, sizeof(piece));
+        if (n <= 0) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        screen_.append(piece, static_cast<size_t>(n));
+      }
+    });
+  }
   const Folder& folder_;
   pid_t pid_ = -1;
+  int terminal_ = -1;
+  int slave_ = -1;
+  std::thread reader_;
+  mutable std::mutex mutex_;
+  std::string screen_;
 };
 
 inline Finished headrace(const Folder& folder, std::vector<std::string> args,

@@ -276,6 +276,50 @@ TEST_F(Run, AModelTruncatedDuringTheRunIsAnError) {
   EXPECT_EQ(report()["exit_reason"], "error");
 }
 
+TEST_F(Run, AConversationOnATerminalAppendsOnlyWhatIsNew) {
+  Process::Options options;
+  options.terminal = true;
+  Process p(folder_, {"run", model(), "--memory", "64MiB", "--chat", "--tokens", "6",
+                      "--ignore-eos", "--context", "512", "--report", report_path()},
+            options);
+  size_t at = p.wait_for_screen("> ");
+  ASSERT_GT(at, 0u);
+  p.type("hello\n");
+  at = p.wait_for_screen("> ", at);
+  ASSERT_GT(at, 0u);
+  p.type("again\n");
+  ASSERT_GT(p.wait_for_screen("> ", at), 0u);
+  p.type("\x04");
+  const Finished f = p.wait();
+  ASSERT_EQ(f.code, 0) << f.err;
+  const Json r = report();
+  EXPECT_EQ(r["exit_reason"], "end_of_input");
+  EXPECT_EQ(r["tokens"].size(), 12u);
+  // A byte a token. The first turn is begin, "user: hello\n" and "assistant:"; the second renders
+  // all that again.
+  EXPECT_GE(r["prompt_tokens"], 23 + 23);
+  EXPECT_LT(r["prompt_tokens"], 23 + 23 + 23);
+  EXPECT_EQ(f.out.back(), '\n');
+}
+
+TEST_F(Run, CtrlCEndsAnAnswerAndThenTheConversation) {
+  Process::Options options;
+  options.terminal = true;
+  Process p(folder_, {"run", model(), "--memory", "64MiB", "--chat", "--tokens", "1900",
+                      "--ignore-eos", "--context", "2048", "--report", report_path()},
+            options);
+  size_t at = p.wait_for_screen("> ");
+  ASSERT_GT(at, 0u);
+  p.type("hello\n");
+  ASSERT_TRUE(p.wait_for_output(1));
+  p.type("\x03");
+  ASSERT_GT(p.wait_for_screen("> ", at), 0u);
+  p.type("\x03");
+  const Finished f = p.wait();
+  EXPECT_EQ(f.code, 130) << f.err;
+  EXPECT_LT(report()["tokens"].size(), 1900u);
+}
+
 // The limit of the process's own group equals its budget: nothing may be killed.
 TEST_F(Run, AControlGroupOfTheBudgetNeverKills) {
   const std::string group = "/sys/fs/cgroup/memory/headrace-e2e-" + std::to_string(::getpid());
