@@ -44,19 +44,23 @@ TEST(WeightsBeyondMemory, BytesATokenAreTheModelLessWhatIsResident) {
   for (double share : {0.0, 0.02, 0.1, 0.2}) {
     const auto session = start_session(*m.model, session_options(*m.model, {share, 0, 1}));
     warm_up(*session);
-    const PlanSummary s = summarize(session->plan().decode);
-    ASSERT_GT(s.streamed_bytes, 0);
-    const Executor::Moved before = session->moved();
     const TierCounters tier_before = session->tier_counters();
-    constexpr int kSteps = 10;
-    for (int i = 0; i < kSteps; ++i) ASSERT_TRUE(session->append(one_token()).ok());
-    const Bytes loaded = session->moved().loaded - before.loaded;
-    EXPECT_EQ(loaded, kSteps * s.streamed_bytes);
-    // Tensors begin inside pages: of these small ones each may read two edge pages besides.
-    EXPECT_GE(s.streamed_bytes, s.model_bytes - s.resident_bytes);
-    EXPECT_LE(s.streamed_bytes,
-              s.model_bytes - s.resident_bytes + 2 * kPage * s.streamed_tensors);
-    const Bytes gathered = session->moved().gathered - before.gathered;
+    Bytes loaded = 0, gathered = 0;
+    for (int i = 0; i < 10; ++i) {
+      const int replans = session->replans();
+      const Executor::Moved before = session->moved();
+      ASSERT_TRUE(session->append(one_token()).ok());
+      loaded += session->moved().loaded - before.loaded;
+      gathered += session->moved().gathered - before.gathered;
+      if (session->replans() != replans) continue;  // a busy disk: this step moved to a new plan
+      const PlanSummary s = summarize(session->plan().decode);
+      ASSERT_GT(s.streamed_bytes, 0);
+      EXPECT_EQ(session->moved().loaded - before.loaded, s.streamed_bytes);
+      // Tensors begin inside pages: of these small ones each may read two edge pages besides.
+      EXPECT_GE(s.streamed_bytes, s.model_bytes - s.resident_bytes);
+      EXPECT_LE(s.streamed_bytes,
+                s.model_bytes - s.resident_bytes + 2 * kPage * s.streamed_tensors);
+    }
     EXPECT_EQ(session->tier_counters().loaded_bytes - tier_before.loaded_bytes,
               loaded + gathered);
   }
@@ -160,25 +164,20 @@ TEST(Budget, SteadyStepsAllocateNothing) {
     for (double share : {0.05, 1.0}) {
       const auto session = start_session(*m.model, session_options(*m.model, {share, 0, threads}));
       warm_up(*session);
-      // A disk slower than planned is measured over 8 steps and planned for anew: that allocates.
-      for (int i = 0; i < 40 && session->replans() == 0; ++i) {
-        ASSERT_TRUE(session->append(one_token()).ok());
-      }
       const std::vector<int32_t> token = one_token();
+      constexpr int kSteps = 64;
       int quiet = 0;
-      for (int i = 0; i < 30; ++i) {
-        const int replans = session->replans();
+      for (int i = 0; i < kSteps; ++i) {
         const int64_t before = allocations_so_far();
         const bool ok = session->append(token).ok();
         const int64_t made = allocations_so_far() - before;
         ASSERT_TRUE(ok);
         quiet += made == 0 ? 1 : 0;
-        if (session->replans() == replans) continue;
-        --i;  // a new plan, and the bridge to it
-        ASSERT_TRUE(session->append(token).ok());
-        ASSERT_TRUE(session->append(token).ok());
       }
-      EXPECT_GE(quiet, 30) << "threads " << threads << " share " << share;
+      // A link that is not as fast as planned makes the session plan again, at most once in 8 steps;
+      // a plan that is taken costs its own step, the bridge and the first cycle.
+      const int planned_again = share < 1 ? 3 * kSteps / 8 : 0;
+      EXPECT_GE(quiet, kSteps - planned_again) << "threads " << threads << " share " << share;
     }
   }
 }
@@ -328,6 +327,23 @@ bool on_block_device(const std::string& path) {
                                  std::to_string(minor(s.st_dev)));
 }
 
+// One session from its start to its end, token by token: what its Traces say and what the kernel
+// has counted.
+void count_session(const Model& model, Bytes* traced, Bytes* counted, std::string* method) {
+  const auto options = session_options(model, {0.05, 0, 1});
+  const Bytes before = read_bytes_of_process();
+  auto session = start_session(model, options);
+  ASSERT_NE(session, nullptr);
+  *method = session->tier().method;
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_TRUE(session->append(one_token()).ok());
+    *traced += session->last_trace().loaded_bytes + session->last_trace().gathered_bytes;
+  }
+  EXPECT_EQ(*traced, session->moved().loaded + session->moved().gathered);
+  session.reset();  // waits for the loads that the last step began for the next one
+  *counted = read_bytes_of_process() - before;
+}
+
 TEST(Counted, TheTracesBytesAreTheReadBytesOfProcSelfIo) {
   const std::string folder = HEADRACE_BINARY_DIR;
   if (!on_block_device(folder)) GTEST_SKIP() << folder << " is not on a block device";
@@ -338,31 +354,19 @@ TEST(Counted, TheTracesBytesAreTheReadBytesOfProcSelfIo) {
   ASSERT_GE(fd, 0);
   fsync(fd);
   close(fd);
-  {
-    auto model = load_model(path);
-    ASSERT_TRUE(model.ok()) << model.status().message();
-    const auto session = start_session(**model, session_options(**model, {0.05, 0, 1}));
-    if (session->tier().method.find("O_DIRECT") == std::string::npos) {
-      std::filesystem::remove(path);
-      GTEST_SKIP() << "no O_DIRECT here: " << session->tier().method;
-    }
-    warm_up(*session);
-    // A load may still be on its way when a step ends: over many steps that is one ring at most,
-    // and every cycle issues the same bytes, so only the ends of the window differ.
-    const Bytes before = read_bytes_of_process();
-    Bytes traced = 0;
-    constexpr int kSteps = 50;
-    for (int i = 0; i < kSteps; ++i) {
-      ASSERT_TRUE(session->append(one_token()).ok());
-      traced += session->last_trace().loaded_bytes + session->last_trace().gathered_bytes;
-    }
-    const Bytes counted = read_bytes_of_process() - before;
-    EXPECT_GT(traced, 0);
-    const Bytes ring = summarize(session->plan().decode).ring_bytes;
-    EXPECT_NEAR(static_cast<double>(counted), static_cast<double>(traced),
-                static_cast<double>(ring) + 0.001 * static_cast<double>(traced));
-  }
+  auto model = load_model(path);
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  // The first session also reads code from the disk; the second one reads weights alone.
+  Bytes traced = 0, counted = 0;
+  std::string method;
+  count_session(**model, &traced, &counted, &method);
+  traced = 0;
+  count_session(**model, &traced, &counted, &method);
   std::filesystem::remove(path);
+  if (method.find("O_DIRECT") == std::string::npos) GTEST_SKIP() << "no O_DIRECT: " << method;
+  EXPECT_GT(traced, 60 * kMiB);
+  EXPECT_GE(counted, traced);
+  EXPECT_LE(counted, traced + 256 * kKiB);  // pages of code that were dropped in between
 }
 
 }  // namespace
