@@ -42,22 +42,30 @@ std::string to_json(const Machine& m) {
                           {"store_bytes_per_s", t.store_bytes_per_s},
                           {"latency_ns", t.latency_ns}});
   }
-  return j.dump(2) + "\n";
+  return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 namespace {
+
+// A table of rates by type name; types that it does not list keep their rate.
+Status read_rates(const Json& j, const char* table, std::array<double, kDTypeCount>& rates) {
+  for (const auto& [type, rate] : j.at(table).items()) {
+    HR_ASSIGN(const DType dtype, dtype_from_name(type));
+    const double value = rate.get<double>();
+    if (!(value > 0)) {
+      return error(Code::kBadFile, "machine file: %s of %s is not above zero", table, type.c_str());
+    }
+    rates[static_cast<size_t>(dtype)] = value;
+  }
+  return {};
+}
 
 Status read_machine(const Json& j, Machine& m) {
   m.name = j.at("name").get<std::string>();
   m.threads = j.at("threads").get<int>();
   m.memory_bytes_per_s = j.at("memory_bytes_per_s").get<double>();
-  for (const char* table : {"matmul_per_s", "matvec_bytes_per_s"}) {
-    auto& rates = table[6] == '_' ? m.matmul_per_s : m.matvec_bytes_per_s;
-    for (const auto& [type, rate] : j.at(table).items()) {
-      HR_ASSIGN(const DType dtype, dtype_from_name(type));
-      rates[static_cast<size_t>(dtype)] = rate.get<double>();
-    }
-  }
+  HR_TRY(read_rates(j, "matmul_per_s", m.matmul_per_s));
+  HR_TRY(read_rates(j, "matvec_bytes_per_s", m.matvec_bytes_per_s));
   m.vector_per_s = j.at("vector_per_s").get<double>();
   m.op_overhead_ns = j.at("op_overhead_ns").get<Nanos>();
   m.tiers.clear();
