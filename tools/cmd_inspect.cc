@@ -26,15 +26,16 @@ std::vector<Row> config_rows(const ModelConfig& c) {
       {"architecture", c.architecture + " (family " + name_of(c.family) + ")"},
       {"layers", grouped(c.layers)},
       {"width", grouped(c.embd) + ", feed-forward " + grouped(c.ff)},
-      {"attention", text_of("%lld heads of %lld, %lld of keys and values",
-                            static_cast<long long>(c.heads), static_cast<long long>(c.head_dim),
-                            static_cast<long long>(c.kv_heads))},
+      {"attention",
+       text_of("%lld heads of %lld, %lld of keys and values",
+               static_cast<long long>(c.heads), static_cast<long long>(c.head_dim),
+               static_cast<long long>(c.kv_heads))},
       {"trained context", grouped(c.trained_context)}};
   if (c.window > 0) {
     const auto local = std::count(c.local.begin(), c.local.end(), true);
-    rows.push_back({"sliding window", text_of("%s positions in %lld layers",
-                                              grouped(c.window).c_str(),
-                                              static_cast<long long>(local))});
+    rows.push_back({"sliding window",
+                    text_of("%s positions in %lld layers", grouped(c.window).c_str(),
+                            static_cast<long long>(local))});
   }
   std::string extras;
   const auto add = [&](bool present, const char* what) {
@@ -65,12 +66,15 @@ std::string text_rows(const std::vector<Row>& rows, const TextStyle& style) {
 
 std::string totals(const char* heading, const std::vector<WeightTotal>& list, Bytes whole,
                    const TextStyle& style) {
-  std::string out = "\n  " + dim(pad_right(heading, 18) + pad_left("tensors", 9) +
-                                     pad_left("parameters", 12) + pad_left("bytes", 12),
-                                 style) + "\n";
+  std::string out = "\n  " +
+                    dim(pad_right(heading, 18) + pad_left("tensors", 9) +
+                            pad_left("parameters", 12) + pad_left("bytes", 12),
+                        style) +
+                    "\n";
   for (const WeightTotal& t : list) {
     if (t.tensors == 0) continue;
-    const double part = static_cast<double>(t.bytes) / static_cast<double>(std::max<Bytes>(1, whole));
+    const double part =
+        static_cast<double>(t.bytes) / static_cast<double>(std::max<Bytes>(1, whole));
     out += "  " + pad_right(t.name, 18) + pad_left(grouped(t.tensors), 9) +
            pad_left(human_count(static_cast<double>(t.parameters)), 12) +
            pad_left(human_bytes(t.bytes), 12) + "  " + bar(part, 20, style) + "\n";
@@ -94,16 +98,18 @@ std::string tensor_list(const ModelFile& file, const TextStyle& style) {
 
 std::string as_text(const Model& m, const InspectOptions& o, const TextStyle& style) {
   const ModelSummary s = summarize(m.file);
-  std::string out = bold(model_name(m, o.model), style) +
-                    text_of("\n%s, %s parameters, %s of weights in %lld file%s\n\n",
-                            s.format == ModelFormat::kGguf ? "GGUF" : "Hugging Face folder",
-                            human_count(static_cast<double>(s.total.parameters)).c_str(),
-                            human_bytes(s.total.bytes).c_str(), static_cast<long long>(s.files),
-                            s.files == 1 ? "" : "s");
+  std::string out =
+      bold(model_name(m, o.model), style) +
+      text_of("\n%s, %s parameters, %s of weights in %lld file%s\n\n",
+              s.format == ModelFormat::kGguf ? "GGUF" : "Hugging Face folder",
+              human_count(static_cast<double>(s.total.parameters)).c_str(),
+              human_bytes(s.total.bytes).c_str(), static_cast<long long>(s.files),
+              s.files == 1 ? "" : "s");
   std::vector<Row> rows = config_rows(m.config);
   const Tokenizer& t = m.tokenizer;
-  rows.push_back({"tokenizer", text_of("%s tokens, %s in memory", grouped(t.size()).c_str(),
-                                       human_bytes(t.bytes()).c_str())});
+  rows.push_back(
+      {"tokenizer", text_of("%s tokens, %s in memory", grouped(t.size()).c_str(),
+                            human_bytes(t.bytes()).c_str())});
   const auto kind = m.file.string_or("tokenizer.ggml.model", "");
   const auto pre = m.file.string_or("tokenizer.ggml.pre", "");
   if (kind.ok() && !kind->empty()) {
@@ -111,7 +117,8 @@ std::string as_text(const Model& m, const InspectOptions& o, const TextStyle& st
     if (pre.ok() && !pre->empty()) rows.back().second += " / " + valid_utf8(*pre);
   }
   rows.push_back({"special tokens", "begin " + special(t, t.bos()) + ", end " +
-                                        special(t, t.eos()) + ", unknown " + special(t, t.unk())});
+                                        special(t, t.eos()) + ", unknown " +
+                                        special(t, t.unk())});
   rows.push_back({"chat template", m.chat_template.empty()
                                        ? "none"
                                        : text_of("%zu bytes (--template prints it)",
@@ -121,7 +128,8 @@ std::string as_text(const Model& m, const InspectOptions& o, const TextStyle& st
   out += totals("by role", s.by_role, s.total.bytes, style);
   if (m.file.paths.size() > 1) out += "\n  " + dim("files", style) + "\n";
   for (size_t i = 0; m.file.paths.size() > 1 && i < m.file.paths.size(); ++i) {
-    out += "  " + valid_utf8(m.file.paths[i]) + "  " + human_bytes(m.file.file_bytes[i]) + "\n";
+    out += "  " + valid_utf8(m.file.paths[i]) + "  " + human_bytes(m.file.file_bytes[i]) +
+           "\n";
   }
   if (o.tensors) out += tensor_list(m.file, style);
   return out;
@@ -141,9 +149,13 @@ void write_config(const ModelConfig& c, JsonWriter& json) {
   json.begin_object();
   json.field("family", name_of(c.family)).field("architecture", c.architecture);
   json.field("layers", c.layers).field("embd", c.embd).field("ff", c.ff);
-  json.field("heads", c.heads).field("kv_heads", c.kv_heads).field("head_dim", c.head_dim);
+  json.field("heads", c.heads)
+      .field("kv_heads", c.kv_heads)
+      .field("head_dim", c.head_dim);
   json.field("vocab", c.vocab).field("trained_context", c.trained_context);
-  json.field("window", c.window).field("qkv_bias", c.qkv_bias).field("qk_norm", c.qk_norm);
+  json.field("window", c.window)
+      .field("qkv_bias", c.qkv_bias)
+      .field("qk_norm", c.qk_norm);
   json.field("post_norms", c.post_norms).field("tied_embeddings", c.tied_embeddings);
   json.field("rms_eps", c.rms_eps).field("attention_softcap", c.attention_softcap);
   json.field("logit_softcap", c.logit_softcap);
@@ -191,7 +203,9 @@ std::string as_json(const Model& m, const InspectOptions& o) {
   if (o.tensors) {
     json.key("tensor_list").begin_array();
     for (const WeightInfo& w : m.file.weights) {
-      json.begin_object().field("name", valid_utf8(w.name)).field("type", name_of(w.dtype));
+      json.begin_object()
+          .field("name", valid_utf8(w.name))
+          .field("type", name_of(w.dtype));
       json.field("rows", w.rows).field("cols", w.cols).field("bytes", w.source.bytes);
       json.field("file", w.source.file).field("offset", w.source.offset).end_object();
     }

@@ -22,7 +22,8 @@ Status plan(const PlanOptions& o) {
   s.prompt_tokens = o.prompt_tokens;
   s.new_tokens = o.new_tokens;
   // With --context the expectation gives way: a longer prompt is no reason to refuse.
-  if (s.context > 0) s.prompt_tokens = std::min(s.prompt_tokens, std::max<int64_t>(s.context / 2, 1));
+  if (s.context > 0)
+    s.prompt_tokens = std::min(s.prompt_tokens, std::max<int64_t>(s.context / 2, 1));
   const auto planned = plan_session(*model, s);
   if (!planned.ok()) {
     if (planned.status().code() != Code::kDoesNotFit) return planned.status();
@@ -48,9 +49,11 @@ Status plan(const PlanOptions& o) {
 
 void add_plan(CLI::App& app, Action* action) {
   auto o = std::make_shared<PlanOptions>();
-  CLI::App* verb = app.add_subcommand("plan", "Show what a run would do, without loading weights");
+  CLI::App* verb =
+      app.add_subcommand("plan", "Show what a run would do, without loading weights");
   add_budget_options(*verb, &o->budget);
-  verb->add_option("--prompt-tokens", o->prompt_tokens, "Length of the prompt to plan for")
+  verb->add_option("--prompt-tokens", o->prompt_tokens,
+                   "Length of the prompt to plan for")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
   verb->add_option("--tokens", o->new_tokens, "Tokens to generate")

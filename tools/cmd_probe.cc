@@ -46,7 +46,8 @@ class TemporaryFile {
     const int descriptor = ::mkostemp(path_.data(), O_CLOEXEC);
     if (descriptor < 0) {
       const std::string wanted = std::exchange(path_, "");
-      return error(Code::kIo, "cannot create %s: %s", wanted.c_str(), std::strerror(errno));
+      return error(Code::kIo, "cannot create %s: %s", wanted.c_str(),
+                   std::strerror(errno));
     }
     const Nanos begin = since_start();
     Status status = fill(descriptor, bytes);
@@ -59,8 +60,8 @@ class TemporaryFile {
 
  private:
   Status failed() const {
-    return error(Code::kIo, "cannot write %s: %s (--file names another to measure)", path_.c_str(),
-                 std::strerror(errno));
+    return error(Code::kIo, "cannot write %s: %s (--file names another to measure)",
+                 path_.c_str(), std::strerror(errno));
   }
   Status fill(int descriptor, Bytes bytes) {
     std::vector<uint64_t> block(static_cast<size_t>(kMiB) / 8);
@@ -72,7 +73,8 @@ class TemporaryFile {
         state ^= state << 17;
         word = state;
       }
-      if (::write(descriptor, block.data(), static_cast<size_t>(kMiB)) != kMiB) return failed();
+      if (::write(descriptor, block.data(), static_cast<size_t>(kMiB)) != kMiB)
+        return failed();
       if (stop_flag()->load()) return error(Code::kCancelled, "stopped on request");
     }
     return {};
@@ -109,7 +111,8 @@ Status measure_disk(const ProbeVerbOptions& o, Machine* machine) {
     print_error("disk: writing a file of 256 MiB\n");
     HR_ASSIGN(const Nanos ns, temporary.write(kProbeFile));
     path = temporary.path();
-    link.store_bytes_per_s = static_cast<double>(kProbeFile) * 1e9 / static_cast<double>(ns);
+    link.store_bytes_per_s =
+        static_cast<double>(kProbeFile) * 1e9 / static_cast<double>(ns);
   }
   std::vector<DiskRate> rates;
   for (int i = 0; i < kDiskRepeats; ++i) {
@@ -124,8 +127,9 @@ Status measure_disk(const ProbeVerbOptions& o, Machine* machine) {
     return a.bytes_per_s < b.bytes_per_s;
   });
   link.load_bytes_per_s = rates[rates.size() / 2].bytes_per_s;
-  std::sort(rates.begin(), rates.end(),
-            [](const DiskRate& a, const DiskRate& b) { return a.latency_ns < b.latency_ns; });
+  std::sort(rates.begin(), rates.end(), [](const DiskRate& a, const DiskRate& b) {
+    return a.latency_ns < b.latency_ns;
+  });
   link.latency_ns = rates[rates.size() / 2].latency_ns;
   print_error(text_of("disk: %s/s, latency %s (%s)\n",
                       human_bytes(static_cast<Bytes>(link.load_bytes_per_s)).c_str(),
@@ -143,9 +147,11 @@ Result<Bytes> memory_to_read() {
 }
 
 std::string rates_table(const Machine& m, const TextStyle& style) {
-  std::string out = "\n  " + dim(pad_right("weights", 10) + pad_left("one row", 14) +
-                                     pad_left("many rows", 18),
-                                 style) + "\n";
+  std::string out =
+      "\n  " +
+      dim(pad_right("weights", 10) + pad_left("one row", 14) + pad_left("many rows", 18),
+          style) +
+      "\n";
   for (int t = 0; t < kDTypeCount; ++t) {
     const size_t i = static_cast<size_t>(t);
     if (m.matmul_per_s[i] <= 0) continue;
@@ -156,7 +162,8 @@ std::string rates_table(const Machine& m, const TextStyle& style) {
   return out + text_of("\n  memory %s/s, vectors %s G/s, op overhead %s, %d thread%s\n",
                        human_bytes(static_cast<Bytes>(m.memory_bytes_per_s)).c_str(),
                        human_number(m.vector_per_s / 1e9).c_str(),
-                       human_time(m.op_overhead_ns).c_str(), m.threads, m.threads == 1 ? "" : "s");
+                       human_time(m.op_overhead_ns).c_str(), m.threads,
+                       m.threads == 1 ? "" : "s");
 }
 
 Status probe(const ProbeVerbOptions& o) {
@@ -165,9 +172,11 @@ Status probe(const ProbeVerbOptions& o) {
   std::string output = o.output;
   if (output.empty()) {
     output = cached_machine_path();
-    if (output.empty()) return error(Code::kUsage, "no home folder to write to: give -o FILE");
+    if (output.empty())
+      return error(Code::kUsage, "no home folder to write to: give -o FILE");
     std::error_code failed;
-    std::filesystem::create_directories(std::filesystem::path(output).parent_path(), failed);
+    std::filesystem::create_directories(std::filesystem::path(output).parent_path(),
+                                        failed);
   }
   HR_TRY(check_writable(output));
   const int threads = o.threads > 0 ? o.threads : allowed_cpus();
@@ -193,8 +202,9 @@ void add_probe(CLI::App& app, Action* action) {
   CLI::App* verb = app.add_subcommand("probe", "Measure this machine for better plans");
   verb->add_option("-o,--output", o->output,
                    "Machine file to write (default: where run and plan look for it)");
-  verb->add_option("--file", o->file,
-                   "A large file on the disk to measure (default: a temporary one of 256 MiB)");
+  verb->add_option(
+      "--file", o->file,
+      "A large file on the disk to measure (default: a temporary one of 256 MiB)");
   verb->add_option("--threads", o->threads, "Worker threads (default: every CPU)")
       ->check(CLI::Range(1, 1024));
   verb->callback([o, action] { *action = [o] { return probe(*o); }; });

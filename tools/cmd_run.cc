@@ -12,25 +12,30 @@ void add_prompt_options(CLI::App& verb, PromptOptions* o) {
   prompt->each([o](const std::string&) { o->has_text = true; });
   verb.add_option("--prompt-file", o->file, "Read the prompt from a file");
   verb.add_flag("--stdin", o->from_stdin, "Read the prompt from standard input");
-  verb.add_flag("--chat", o->chat,
-                "Put the prompt through the model's chat template; without a prompt, on a "
-                "terminal: a conversation");
+  verb.add_flag(
+      "--chat", o->chat,
+      "Put the prompt through the model's chat template; without a prompt, on a "
+      "terminal: a conversation");
   verb.add_option("--system", o->system, "With --chat: the system message");
 }
 
 void add_generation_options(CLI::App& verb, RunOptions* o) {
   GenerateOptions& g = o->generate;
-  verb.add_option("--tokens", g.max_tokens, "Tokens to generate (0: until the context is full)")
+  verb.add_option("--tokens", g.max_tokens,
+                  "Tokens to generate (0: until the context is full)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str()
       ->each([o](const std::string&) { o->has_tokens = true; });
-  verb.add_option("--temperature", g.sampling.temperature, "0: always the likeliest token")
+  verb.add_option("--temperature", g.sampling.temperature,
+                  "0: always the likeliest token")
       ->capture_default_str();
   verb.add_option("--top-k", g.sampling.top_k, "Sample from the K likeliest (0: all)")
       ->capture_default_str();
-  verb.add_option("--top-p", g.sampling.top_p, "Sample from the likeliest with this share (1: all)")
+  verb.add_option("--top-p", g.sampling.top_p,
+                  "Sample from the likeliest with this share (1: all)")
       ->capture_default_str();
-  verb.add_option("--min-p", g.sampling.min_p, "Drop tokens below this share of the likeliest")
+  verb.add_option("--min-p", g.sampling.min_p,
+                  "Drop tokens below this share of the likeliest")
       ->capture_default_str();
   verb.add_option("--repeat-penalty", g.sampling.repeat_penalty,
                   "Push down tokens of the last 64 (1: no)")
@@ -47,9 +52,11 @@ void add_run(CLI::App& app, Action* action) {
   add_budget_options(*verb, &o->budget);
   add_prompt_options(*verb, &o->prompt);
   add_generation_options(*verb, o.get());
-  verb->add_option("--report", o->report_file, "Write what was planned and measured as JSON");
-  verb->add_option("--trace", o->trace_file,
-                   "Write the last step as Chrome trace JSON (chrome://tracing, Perfetto)");
+  verb->add_option("--report", o->report_file,
+                   "Write what was planned and measured as JSON");
+  verb->add_option(
+      "--trace", o->trace_file,
+      "Write the last step as Chrome trace JSON (chrome://tracing, Perfetto)");
   verb->callback([o, action] { *action = [o] { return run_session(*o); }; });
 }
 

@@ -1,4 +1,5 @@
-// The verbs of the command line, one file each: cmd_VERB.cc registers its options and its action.
+// The verbs of the command line, one file each: cmd_VERB.cc registers its options and its
+// action.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,7 +9,8 @@
 
 namespace headrace::cli {
 
-// An action returns what went wrong; main prints it to stderr and turns it into the exit code.
+// An action returns what went wrong; main prints it to stderr and turns it into the exit
+// code.
 using Action = std::function<Status()>;
 
 // Each adds its subcommand to `app` and sets `*action` when that subcommand was given.

@@ -40,7 +40,8 @@ bool utf8_locale() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     if (!has_variable(name)) continue;
     const std::string value = std::getenv(name);
-    return value.find("UTF-8") != std::string::npos || value.find("utf8") != std::string::npos ||
+    return value.find("UTF-8") != std::string::npos ||
+           value.find("utf8") != std::string::npos ||
            value.find("UTF8") != std::string::npos;
   }
   return false;
@@ -67,7 +68,8 @@ int write_all(int descriptor, std::string_view text) {
 
 Status output_status(int error_number) {
   if (error_number == 0 || error_number == EPIPE) return {};
-  return error(Code::kIo, "cannot write to standard output: %s", std::strerror(error_number));
+  return error(Code::kIo, "cannot write to standard output: %s",
+               std::strerror(error_number));
 }
 
 }  // namespace
@@ -78,7 +80,8 @@ Console look_at_console() {
   c.stdout_terminal = isatty(STDOUT_FILENO) == 1;
   c.stderr_terminal = isatty(STDERR_FILENO) == 1;
   winsize size = {};
-  if (c.stderr_terminal && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+  if (c.stderr_terminal && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 &&
+      size.ws_col > 0) {
     c.width = size.ws_col;
   }
   c.error_style = style_of(c.stderr_terminal);
@@ -89,7 +92,8 @@ Console look_at_console() {
 Nanos since_start() {
   using Clock = std::chrono::steady_clock;
   static const Clock::time_point start = Clock::now();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start)
+      .count();
 }
 
 void notice(const char* format, ...) {
@@ -148,8 +152,10 @@ void ProgressLine::update(const char* what, int64_t done, int64_t total) {
   last_ = now;
   drawn_ = true;
   const Progress progress{what, done, total, now - begin_};
-  // One column stays free: writing the last one would move some terminals to the next line.
-  print_error("\r\x1b[K" + progress_line(progress, console_.width - 1, console_.error_style));
+  // One column stays free: writing the last one would move some terminals to the next
+  // line.
+  print_error("\r\x1b[K" +
+              progress_line(progress, console_.width - 1, console_.error_style));
 }
 
 void ProgressLine::clear() {

@@ -1,8 +1,10 @@
-// The terminal side of a verb: where text, notices and progress may go, and how a run is stopped.
+// The terminal side of a verb: where text, notices and progress may go, and how a run is
+// stopped.
 //
 // Promises
 //   1. Only TextOutput writes to stdout in `run`; everything else goes to stderr.
-//   2. Progress is drawn only when stderr is a terminal, and never while text streams to one.
+//   2. Progress is drawn only when stderr is a terminal, and never while text streams to
+//      one.
 //   3. The first SIGINT or SIGTERM sets a flag; the next one ends the process.
 #pragma once
 
@@ -19,9 +21,9 @@ struct Console {
   bool stdin_terminal = false;
   bool stdout_terminal = false;
   bool stderr_terminal = false;
-  int width = 80;         // of stderr's terminal
-  TextStyle error_style;  // of stderr
-  TextStyle output_style; // of stdout
+  int width = 80;          // of stderr's terminal
+  TextStyle error_style;   // of stderr
+  TextStyle output_style;  // of stdout
 };
 // Looks at the descriptors, the locale variables, TERM and NO_COLOR.
 Console look_at_console();
@@ -48,7 +50,8 @@ class TextOutput {
   // False once nothing more can be written.
   bool write(std::string_view text);
   bool closed() const { return error_ != 0; }
-  // Ok also when the reader went away (EPIPE): that ends a run, it is no failure. Else kIo.
+  // Ok also when the reader went away (EPIPE): that ends a run, it is no failure. Else
+  // kIo.
   Status status() const;
 
  private:

@@ -17,8 +17,8 @@ bool unknown_verb(const CLI::App& app, int argc, char** argv) {
   for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
     if (verb->get_name() == argv[1]) return false;
   }
-  headrace::cli::notice("there is no verb '%s'; the verbs are %s (headrace --help)", argv[1],
-                        kVerbs);
+  headrace::cli::notice("there is no verb '%s'; the verbs are %s (headrace --help)",
+                        argv[1], kVerbs);
   return true;
 }
 
@@ -26,7 +26,8 @@ bool unknown_verb(const CLI::App& app, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   (void)headrace::cli::since_start();
-  // One heap, given back as soon as it is free: what the allocator keeps counts against --memory.
+  // One heap, given back as soon as it is free: what the allocator keeps counts against
+  // --memory.
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 128 * 1024);
   mallopt(M_TRIM_THRESHOLD, 256 * 1024);
@@ -34,8 +35,10 @@ int main(int argc, char** argv) {
 
   CLI::App app("Runs language models that do not fit the memory at hand.", "headrace");
   app.set_version_flag("--version", std::string("headrace ") + HEADRACE_VERSION);
-  app.footer("Exit codes: 0 done, 2 usage, 3 does not fit the budget, 4 bad or unsupported file,\n"
-             "5 input or output failed, 130 stopped by a signal.");
+  app.footer(
+      "Exit codes: 0 done, 2 usage, 3 does not fit the budget, 4 bad or unsupported "
+      "file,\n"
+      "5 input or output failed, 130 stopped by a signal.");
   app.require_subcommand(1);
   headrace::cli::Action action;
   headrace::cli::add_run(app, &action);
@@ -52,7 +55,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& e) {
     return app.exit(e);  // --help, --version
   } catch (const CLI::ParseError& e) {
-    headrace::cli::notice("%s (see headrace %s --help)", e.what(), argv[1][0] == '-' ? "" : argv[1]);
+    headrace::cli::notice("%s (see headrace %s --help)", e.what(),
+                          argv[1][0] == '-' ? "" : argv[1]);
     return usage;
   }
   const headrace::Status status = action();

@@ -16,8 +16,8 @@
 namespace headrace::cli {
 namespace {
 
-// Kept back from `--memory auto`: for the rest of the machine, an eighth, at least 256 MiB; in a
-// control group only what its own bookkeeping needs.
+// Kept back from `--memory auto`: for the rest of the machine, an eighth, at least 256
+// MiB; in a control group only what its own bookkeeping needs.
 Bytes auto_reserve(const MemoryRoom& room) {
   const bool group = room.limited_by != "MemAvailable";
   return group ? std::max<Bytes>(room.available / 32, 4 * kMiB)
@@ -28,10 +28,10 @@ Status read_budget(const std::string& text, Setup* setup) {
   HR_ASSIGN(const MemoryRoom room, memory_room());
   const Bytes reserve = auto_reserve(room);
   const Bytes automatic = std::max<Bytes>(room.available - reserve, kMiB);
-  const std::string source =
-      text_of("%s of %s less %s", room.limited_by == "MemAvailable" ? "available memory"
-                                                                    : "control group's room",
-              human_bytes(room.available).c_str(), human_bytes(reserve).c_str());
+  const std::string source = text_of(
+      "%s of %s less %s",
+      room.limited_by == "MemAvailable" ? "available memory" : "control group's room",
+      human_bytes(room.available).c_str(), human_bytes(reserve).c_str());
   if (text == "auto") {
     setup->session.memory_bytes = automatic;
     setup->budget_source = "auto: " + source;
@@ -41,7 +41,8 @@ Status read_budget(const std::string& text, Setup* setup) {
   if (!size.ok()) {
     const bool told = size.status().message().find("512MiB") != std::string::npos;
     return told ? size.status()
-                : error(Code::kUsage, "%s; write it like 512MiB, 2GB, 4096 (bytes), 60%% or auto",
+                : error(Code::kUsage,
+                        "%s; write it like 512MiB, 2GB, 4096 (bytes), 60%% or auto",
                         size.status().message().c_str());
   }
   setup->session.memory_bytes = *size;
@@ -101,26 +102,31 @@ int allowed_cpus() {
 
 std::string cached_machine_path() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && cache[0] == '/') return std::string(cache) + "/headrace/machine.json";
+  if (cache != nullptr && cache[0] == '/')
+    return std::string(cache) + "/headrace/machine.json";
   const char* home = std::getenv("HOME");
   if (home == nullptr || home[0] == '\0') return "";
   return std::string(home) + "/.cache/headrace/machine.json";
 }
 
 void add_budget_options(CLI::App& verb, BudgetOptions* o) {
-  verb.add_option("model", o->model, "GGUF file (any part of a split one) or Hugging Face folder")
+  verb.add_option("model", o->model,
+                  "GGUF file (any part of a split one) or Hugging Face folder")
       ->required();
   verb.add_option("--memory", o->memory,
                   "Budget of the whole process: 512MiB, 2GB, 60% (of auto), auto")
       ->capture_default_str();
-  verb.add_option("--context", o->context, "Positions to make room for (default: prompt + tokens)")
+  verb.add_option("--context", o->context,
+                  "Positions to make room for (default: prompt + tokens)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   verb.add_option("--threads", o->threads, "Worker threads (default: every CPU)")
       ->check(CLI::Range(1, 1024));
-  verb.add_option("--chunk", o->chunk, "Prompt tokens a step (default: chosen by the planner)")
+  verb.add_option("--chunk", o->chunk,
+                  "Prompt tokens a step (default: chosen by the planner)")
       ->check(CLI::Range(int64_t{1}, int64_t{8192}));
-  verb.add_option("--machine", o->machine_file,
-                  "Rates of this machine, from `headrace probe` (default: the last probe's)");
+  verb.add_option(
+      "--machine", o->machine_file,
+      "Rates of this machine, from `headrace probe` (default: the last probe's)");
 }
 
 Result<Setup> read_setup(const BudgetOptions& o) {
@@ -143,7 +149,9 @@ Result<std::string> read_file(const std::string& path) {
   return text;
 }
 
-Result<std::string> read_stdin() { return read_descriptor(STDIN_FILENO, "standard input"); }
+Result<std::string> read_stdin() {
+  return read_descriptor(STDIN_FILENO, "standard input");
+}
 
 Status write_file(const std::string& path, const std::string& content) {
   struct stat info = {};
@@ -152,7 +160,8 @@ Status write_file(const std::string& path, const std::string& content) {
   std::FILE* out = std::fopen(target.c_str(), "wb");
   if (out == nullptr) return cannot_write(path, errno);
   errno = 0;
-  const bool written = std::fwrite(content.data(), 1, content.size(), out) == content.size();
+  const bool written =
+      std::fwrite(content.data(), 1, content.size(), out) == content.size();
   // Delayed allocation reports a full disk only when the bytes are forced out.
   const bool flushed = std::fflush(out) == 0 && (direct || ::fsync(fileno(out)) == 0);
   int reason = errno;

@@ -25,21 +25,21 @@ struct Setup {
   std::string machine_source;  // "built-in defaults (...)", "measured ..."
   bool machine_measured = false;
 };
-// Reads sizes, machine file and CPU count. kUsage for a budget that is no size; kIo and kBadFile
-// for a machine file that cannot be read or is none.
+// Reads sizes, machine file and CPU count. kUsage for a budget that is no size; kIo and
+// kBadFile for a machine file that cannot be read or is none.
 Result<Setup> read_setup(const BudgetOptions& options);
 
 int allowed_cpus();
-// Where `probe` writes and the other verbs look: $XDG_CACHE_HOME/headrace/machine.json, else
-// ~/.cache/headrace/machine.json; empty when there is no home folder.
+// Where `probe` writes and the other verbs look: $XDG_CACHE_HOME/headrace/machine.json,
+// else ~/.cache/headrace/machine.json; empty when there is no home folder.
 std::string cached_machine_path();
 
 // Reads a whole file. kIo with name and errno.
 Result<std::string> read_file(const std::string& path);
 // All of standard input. kIo.
 Result<std::string> read_stdin();
-// Writes a file completely or not at all (a temporary beside it, then rename); what is not a
-// regular file (a pipe, /dev/stderr) is written to. kIo.
+// Writes a file completely or not at all (a temporary beside it, then rename); what is
+// not a regular file (a pipe, /dev/stderr) is written to. kIo.
 Status write_file(const std::string& path, const std::string& content);
 // kIo when write_file could not write there as things are now.
 Status check_writable(const std::string& path);

@@ -9,7 +9,8 @@ namespace headrace::cli {
 namespace {
 
 std::string mib_option(Bytes bytes) {
-  return text_of("--memory %lldMiB", static_cast<long long>(round_up(bytes, kMiB) / kMiB));
+  return text_of("--memory %lldMiB",
+                 static_cast<long long>(round_up(bytes, kMiB) / kMiB));
 }
 
 Bytes reserved_for(const SessionPlan& plan) {
@@ -88,8 +89,8 @@ ProgramFigures figures_of(const Program& program, int64_t rows) {
   return f;
 }
 
-PlanReport plan_report(const Model& model, const std::string& path, const SessionPlan& plan,
-                       const Setup& setup) {
+PlanReport plan_report(const Model& model, const std::string& path,
+                       const SessionPlan& plan, const Setup& setup) {
   PlanReport r;
   const ModelSummary weights = summarize(model.file);
   r.model = model_name(model, path);
@@ -100,7 +101,8 @@ PlanReport plan_report(const Model& model, const std::string& path, const Sessio
   r.budget_bytes = plan.options.memory_bytes;
   r.budget_source = setup.budget_source;
   r.arena_bytes = plan.arena_bytes;
-  for (const BudgetLedger::Item& i : plan.ledger.items()) r.reserved.push_back({i.name, i.bytes});
+  for (const BudgetLedger::Item& i : plan.ledger.items())
+    r.reserved.push_back({i.name, i.bytes});
   r.context = plan.context;
   r.trained_context = model.config.trained_context;
   r.prompt_tokens = plan.options.prompt_tokens;
@@ -117,18 +119,21 @@ PlanReport plan_report(const Model& model, const std::string& path, const Sessio
   return r;
 }
 
-Status with_advice(const Status& refusal, const Model& model, const SessionOptions& options) {
+Status with_advice(const Status& refusal, const Model& model,
+                   const SessionOptions& options) {
   const auto least = least_memory(model, options);
   if (!least.ok()) return refusal;
   std::string out = refusal.message();
   if (*least > options.memory_bytes) {
-    out = text_of("%s do not hold this model with a context of %s\n%s (%lld bytes) are missing; the "
-                  "least budget is %s",
-                  human_bytes(options.memory_bytes).c_str(),
-                  grouped(asked_context(options)).c_str(),
-                  human_bytes(*least - options.memory_bytes).c_str(),
-                  static_cast<long long>(*least - options.memory_bytes),
-                  human_bytes(*least).c_str());
+    out = text_of(
+        "%s do not hold this model with a context of %s\n%s (%lld bytes) are missing; "
+        "the "
+        "least budget is %s",
+        human_bytes(options.memory_bytes).c_str(),
+        grouped(asked_context(options)).c_str(),
+        human_bytes(*least - options.memory_bytes).c_str(),
+        static_cast<long long>(*least - options.memory_bytes),
+        human_bytes(*least).c_str());
   }
   out += "\nwhat would fit:\n" + option_line(mib_option(*least), "all else unchanged");
   if (const int64_t context = context_that_fits(model, options); context > 0) {
@@ -139,8 +144,9 @@ Status with_advice(const Status& refusal, const Model& model, const SessionOptio
     small.context = context_bucket(options.prompt_tokens + 1);
     const auto smallest = least_memory(model, small);
     if (smallest.ok() && round_up(*smallest, kMiB) < round_up(*least, kMiB)) {
-      out += option_line(mib_option(*smallest),
-                         text_of("with --context %lld", static_cast<long long>(small.context)));
+      out += option_line(
+          mib_option(*smallest),
+          text_of("with --context %lld", static_cast<long long>(small.context)));
     }
   }
   if (options.chunk > 1) {
@@ -165,7 +171,8 @@ std::vector<BudgetOption> other_budgets(const Model& model, const SessionPlan& p
     o.memory_bytes = weights * percent / 100;
     const std::string label = text_of("%d %% of the model", percent);
     const auto other = plan_session(model, o);
-    out.push_back(other.ok() ? option_of(*other, label) : BudgetOption{o.memory_bytes, label});
+    out.push_back(other.ok() ? option_of(*other, label)
+                             : BudgetOption{o.memory_bytes, label});
   }
   o.memory_bytes = 4 * weights + 16 * kGiB;
   if (const auto all = plan_session(model, o); all.ok()) {
@@ -173,9 +180,10 @@ std::vector<BudgetOption> other_budgets(const Model& model, const SessionPlan& p
     const auto fitted = plan_session(model, o);
     if (fitted.ok()) out.push_back(option_of(*fitted, "nothing streamed"));
   }
-  std::stable_sort(out.begin(), out.end(), [](const BudgetOption& a, const BudgetOption& b) {
-    return a.budget_bytes < b.budget_bytes;
-  });
+  std::stable_sort(out.begin(), out.end(),
+                   [](const BudgetOption& a, const BudgetOption& b) {
+                     return a.budget_bytes < b.budget_bytes;
+                   });
   return out;
 }
 

@@ -12,8 +12,8 @@
 namespace headrace::cli {
 namespace {
 
-constexpr int64_t kCols = 2048;   // of every weight: whole blocks of all types
-constexpr int64_t kRows = 128;    // "many rows": the size of a prefill chunk
+constexpr int64_t kCols = 2048;  // of every weight: whole blocks of all types
+constexpr int64_t kRows = 128;   // "many rows": the size of a prefill chunk
 constexpr int64_t kTileRows = 512;
 
 // Median nanoseconds of fn(), once unmeasured first.
@@ -30,10 +30,12 @@ Nanos median_ns(int repeats, F&& fn) {
   return std::max<Nanos>(1, times[static_cast<size_t>(repeats / 2)]);
 }
 
-double per_second(double amount, Nanos ns) { return amount * 1e9 / static_cast<double>(ns); }
+double per_second(double amount, Nanos ns) {
+  return amount * 1e9 / static_cast<double>(ns);
+}
 
-// Bytes that are ordinary numbers in every type: any two of them, as f16 or bf16, and any four, as
-// f32, are normal and small.
+// Bytes that are ordinary numbers in every type: any two of them, as f16 or bf16, and any
+// four, as f32, are normal and small.
 void fill_weights(std::span<std::byte> bytes) {
   uint32_t state = 1;
   for (std::byte& b : bytes) {
@@ -45,13 +47,15 @@ void fill_weights(std::span<std::byte> bytes) {
 uint64_t read_all(std::span<const std::byte> bytes, ThreadPool& pool) {
   std::vector<uint64_t> sums(static_cast<size_t>(pool.size()) * 8, 0);
   const auto* words = reinterpret_cast<const uint64_t*>(bytes.data());
-  pool.for_range(static_cast<int64_t>(bytes.size() / 64), 64, [&](int64_t b, int64_t e, int worker) {
-    uint64_t lanes[8] = {};
-    for (int64_t i = b; i < e; ++i) {
-      for (int64_t j = 0; j < 8; ++j) lanes[j] ^= words[i * 8 + j];
-    }
-    for (const uint64_t lane : lanes) sums[static_cast<size_t>(worker) * 8] ^= lane;
-  });
+  pool.for_range(static_cast<int64_t>(bytes.size() / 64), 64,
+                 [&](int64_t b, int64_t e, int worker) {
+                   uint64_t lanes[8] = {};
+                   for (int64_t i = b; i < e; ++i) {
+                     for (int64_t j = 0; j < 8; ++j) lanes[j] ^= words[i * 8 + j];
+                   }
+                   for (const uint64_t lane : lanes)
+                     sums[static_cast<size_t>(worker) * 8] ^= lane;
+                 });
   uint64_t all = 0;
   for (const uint64_t s : sums) all ^= s;
   return all;
@@ -72,7 +76,8 @@ class RateProbe {
     Bytes scratch = 0;
     for (int t = 0; t < kDTypeCount; ++t) {
       if (weight_type(static_cast<DType>(t))) {
-        scratch = std::max(scratch, matmul_scratch_bytes(static_cast<DType>(t), kCols, kRows));
+        scratch =
+            std::max(scratch, matmul_scratch_bytes(static_cast<DType>(t), kCols, kRows));
       }
     }
     return kRows * (row_bytes(DType::kF32, kCols) + row_bytes(DType::kActQ8, kCols) + 8) +
@@ -86,12 +91,14 @@ class RateProbe {
   Status run(Machine* m) {
     HR_TRY(begin("memory"));
     volatile uint64_t sink = 0;
-    m->memory_bytes_per_s = per_second(static_cast<double>(weights_.size()),
-                                       median_ns(o_.repeats, [&] { sink = read_all(weights_, pool_); }));
+    m->memory_bytes_per_s =
+        per_second(static_cast<double>(weights_.size()),
+                   median_ns(o_.repeats, [&] { sink = read_all(weights_, pool_); }));
     prepare_operands();
     for (int t = 0; t < kDTypeCount; ++t) {
       const DType type = static_cast<DType>(t);
-      m->matmul_per_s[static_cast<size_t>(t)] = m->matvec_bytes_per_s[static_cast<size_t>(t)] = 0;
+      m->matmul_per_s[static_cast<size_t>(t)] =
+          m->matvec_bytes_per_s[static_cast<size_t>(t)] = 0;
       if (!weight_type(type)) continue;
       HR_TRY(begin(name_of(type)));
       measure_type(type, m);
@@ -104,14 +111,16 @@ class RateProbe {
 
  private:
   Status begin(const char* what) const {
-    if (o_.before && !o_.before(what)) return error(Code::kCancelled, "stopped on request");
+    if (o_.before && !o_.before(what))
+      return error(Code::kCancelled, "stopped on request");
     return {};
   }
 
   std::byte* take(Bytes bytes) {
     std::byte* at = rest_.data() + used_;
     used_ += round_up(bytes, kLine);
-    HR_CHECK(used_ <= static_cast<Bytes>(rest_.size()), "the probe's memory holds its operands");
+    HR_CHECK(used_ <= static_cast<Bytes>(rest_.size()),
+             "the probe's memory holds its operands");
     return at;
   }
 
@@ -122,7 +131,8 @@ class RateProbe {
     }
     quantised_ = take(kRows * row_bytes(DType::kActQ8, kCols));
     for (int64_t r = 0; r < kRows; ++r) {
-      quantize_row(floats_ + r * kCols, kCols, quantised_ + r * row_bytes(DType::kActQ8, kCols));
+      quantize_row(floats_ + r * kCols, kCols,
+                   quantised_ + r * row_bytes(DType::kActQ8, kCols));
     }
     y_ = reinterpret_cast<float*>(take(kRows * kTileRows * 4));
     workspace_ = {rest_.data() + used_, rest_.size() - static_cast<size_t>(used_)};
@@ -134,7 +144,8 @@ class RateProbe {
     a.k = kCols;
     a.weight = weights_.data();
     const DType form = info(type).quantised ? DType::kActQ8 : DType::kF32;
-    a.a = form == DType::kActQ8 ? quantised_ : reinterpret_cast<const std::byte*>(floats_);
+    a.a =
+        form == DType::kActQ8 ? quantised_ : reinterpret_cast<const std::byte*>(floats_);
     a.a_stride = row_bytes(form, kCols);
     a.m = rows;
     a.y = y_;
@@ -177,11 +188,13 @@ class RateProbe {
     Op op;
     op.kind = OpKind::kRmsNorm;
     op.name = "norm";
-    op.inputs = {tensor("x", Role::kActivation, kRows), tensor("w", Role::kWeight, 1), TensorId()};
+    op.inputs = {tensor("x", Role::kActivation, kRows), tensor("w", Role::kWeight, 1),
+                 TensorId()};
     op.outputs = {tensor("y", Role::kActivation, kRows)};
     op.attrs[Attr::kEps] = 1e-5;
     const std::byte* const inputs[] = {reinterpret_cast<const std::byte*>(floats_),
-                                       reinterpret_cast<const std::byte*>(floats_), nullptr};
+                                       reinterpret_cast<const std::byte*>(floats_),
+                                       nullptr};
     std::byte* const outputs[] = {weights_.data()};
     StepRows rows;
     for (int32_t i = 0; i < kRows; ++i) {
@@ -210,9 +223,9 @@ class RateProbe {
   std::span<std::byte> weights_;
   std::span<std::byte> rest_;
   Bytes used_ = 0;
-  float* floats_ = nullptr;       // [kRows, kCols]
+  float* floats_ = nullptr;         // [kRows, kCols]
   std::byte* quantised_ = nullptr;  // the same as act_q8
-  float* y_ = nullptr;            // [kRows, kTileRows]
+  float* y_ = nullptr;              // [kRows, kTileRows]
   std::span<std::byte> workspace_;
 };
 

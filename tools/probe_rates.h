@@ -17,8 +17,8 @@ struct RateOptions {
   std::function<bool(const char* what)> before;
 };
 
-// Fills memory_bytes_per_s, matmul_per_s, matvec_bytes_per_s, vector_per_s and op_overhead_ns of
-// `machine`. kDoesNotFit when the memory cannot be had.
+// Fills memory_bytes_per_s, matmul_per_s, matvec_bytes_per_s, vector_per_s and
+// op_overhead_ns of `machine`. kDoesNotFit when the memory cannot be had.
 Status measure_rates(const RateOptions& options, ThreadPool& pool, Machine* machine);
 
 }  // namespace headrace::cli

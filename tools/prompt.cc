@@ -7,7 +7,8 @@ namespace headrace::cli {
 Status check(const PromptOptions& o, const Console& console) {
   const int sources = int{o.has_text} + int{!o.file.empty()} + int{o.from_stdin};
   if (sources > 1) {
-    return error(Code::kUsage, "give one of --prompt, --prompt-file and --stdin, not %d", sources);
+    return error(Code::kUsage, "give one of --prompt, --prompt-file and --stdin, not %d",
+                 sources);
   }
   if (!o.system.empty() && !o.chat) return error(Code::kUsage, "--system needs --chat");
   if (sources == 1 || o.interactive(console)) return {};
@@ -48,8 +49,10 @@ void Conversation::say(const std::string& role, const std::string& content) {
 Result<std::vector<int32_t>> Conversation::encode() const {
   const Tokenizer& tokenizer = model_->tokenizer;
   ChatOptions options;
-  if (tokenizer.bos() >= 0) options.bos_token = std::string(tokenizer.text(tokenizer.bos()));
-  if (tokenizer.eos() >= 0) options.eos_token = std::string(tokenizer.text(tokenizer.eos()));
+  if (tokenizer.bos() >= 0)
+    options.bos_token = std::string(tokenizer.text(tokenizer.bos()));
+  if (tokenizer.eos() >= 0)
+    options.eos_token = std::string(tokenizer.text(tokenizer.eos()));
   auto pieces = template_.render(messages_, options);
   if (!pieces.ok()) return pieces.status().within("chat template");
   EncodeOptions encode;

@@ -40,8 +40,8 @@ class Conversation {
   void say(const std::string& role, const std::string& content);
   // Takes the last message back.
   void unsay() { messages_.pop_back(); }
-  // Token ids of the whole conversation, ready for the assistant's answer. Special tokens come
-  // from the template alone, never from what people typed.
+  // Token ids of the whole conversation, ready for the assistant's answer. Special tokens
+  // come from the template alone, never from what people typed.
   Result<std::vector<int32_t>> encode() const;
 
  private:

@@ -12,9 +12,10 @@
 namespace headrace::cli {
 namespace {
 
-constexpr int64_t kConversationContext = 2048;  // positions, unless --context says otherwise
-constexpr int64_t kAnswerTokens = 512;          // the same, for --tokens
-constexpr int64_t kTypicalTurn = 64;            // tokens, to choose the chunk of a conversation
+constexpr int64_t kConversationContext =
+    2048;                               // positions, unless --context says otherwise
+constexpr int64_t kAnswerTokens = 512;  // the same, for --tokens
+constexpr int64_t kTypicalTurn = 64;    // tokens, to choose the chunk of a conversation
 constexpr Nanos kBetweenFileChecks = 1'000'000'000;
 
 size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
@@ -122,8 +123,10 @@ class Runner {
   void warn_of_context(int64_t positions) const {
     const int64_t trained = model_->config.trained_context;
     if (trained <= 0 || positions <= trained) return;
-    notice("warning: a context of %s goes beyond the %s positions this model was trained for",
-           grouped(positions).c_str(), grouped(trained).c_str());
+    notice(
+        "warning: a context of %s goes beyond the %s positions this model was trained "
+        "for",
+        grouped(positions).c_str(), grouped(trained).c_str());
   }
 
   Status start() {
@@ -175,8 +178,8 @@ class Runner {
     const int64_t room = session_->plan().context - session_->position() -
                          static_cast<int64_t>(tokens.size());
     if (room < 0) {
-      return error(Code::kUsage, "%zu more tokens do not fit the context of %lld", tokens.size(),
-                   static_cast<long long>(session_->plan().context));
+      return error(Code::kUsage, "%zu more tokens do not fit the context of %lld",
+                   tokens.size(), static_cast<long long>(session_->plan().context));
     }
     GenerateOptions g = o_.generate;
     limit_ = max_tokens_ > 0 ? std::min(max_tokens_, room + 1) : room + 1;
@@ -210,7 +213,8 @@ class Runner {
     report_.steady_loaded += s.steady_loaded;
     report_.steady_gathered += s.steady_gathered;
     if (reads_begin_ >= 0 && reads_end_ >= reads_begin_) {
-      report_.steady_read = std::max<Bytes>(report_.steady_read, 0) + reads_end_ - reads_begin_;
+      report_.steady_read =
+          std::max<Bytes>(report_.steady_read, 0) + reads_end_ - reads_begin_;
     }
     report_.tokens.insert(report_.tokens.end(), s.tokens.begin(), s.tokens.end());
     if (!status.ok()) return;
@@ -257,7 +261,8 @@ class Runner {
     HR_TRY(status);
     conversation_->say("assistant", said);
     *held = std::move(ids);
-    held->insert(held->end(), report_.tokens.begin() + static_cast<std::ptrdiff_t>(before),
+    held->insert(held->end(),
+                 report_.tokens.begin() + static_cast<std::ptrdiff_t>(before),
                  report_.tokens.end());
     held->resize(static_cast<size_t>(session_->position()));
     output_.write("\n");
@@ -313,9 +318,9 @@ class Runner {
   IoCounter io_;
   RunReport report_;
   int64_t max_tokens_ = 0;
-  int64_t limit_ = 0;         // tokens of this answer, at most
-  int64_t tokens_now_ = 0;    // of this answer
-  int64_t prompt_left_ = 0;   // tokens of a prompt that is being read, 0 afterwards
+  int64_t limit_ = 0;        // tokens of this answer, at most
+  int64_t tokens_now_ = 0;   // of this answer
+  int64_t prompt_left_ = 0;  // tokens of a prompt that is being read, 0 afterwards
   Bytes reads_begin_ = -1;
   Bytes reads_end_ = -1;
   Nanos last_check_ = 0;
@@ -323,8 +328,6 @@ class Runner {
 
 }  // namespace
 
-Status run_session(const RunOptions& options) {
-  return Runner(options).run();
-}
+Status run_session(const RunOptions& options) { return Runner(options).run(); }
 
 }  // namespace headrace::cli

@@ -56,7 +56,8 @@ void JsonWriter::open(char bracket, Scope scope) {
 }
 
 void JsonWriter::close(char bracket, Scope scope) {
-  HR_CHECK(!scopes_.empty() && scopes_.back() == scope && !has_key_, "ends match beginnings");
+  HR_CHECK(!scopes_.empty() && scopes_.back() == scope && !has_key_,
+           "ends match beginnings");
   scopes_.pop_back();
   if (!first_) newline();
   out_ += bracket;

@@ -1,10 +1,11 @@
-// JsonWriter: JSON as it is said, into one string; no tree, so a report costs its own length.
+// JsonWriter: JSON as it is said, into one string; no tree, so a report costs its own
+// length.
 //
 // Promises
-//   1. Keys and values appear in the order of the calls; the result is one valid JSON value, two
-//      spaces an indent, arrays of numbers on one line.
-//   2. Numbers round-trip; NaN and infinities become null. Text that is not UTF-8 is the caller's
-//      mistake: bytes are passed through.
+//   1. Keys and values appear in the order of the calls; the result is one valid JSON
+//      value, two spaces an indent, arrays of numbers on one line.
+//   2. Numbers round-trip; NaN and infinities become null. Text that is not UTF-8 is the
+//      caller's mistake: bytes are passed through.
 // Misuse (a key inside an array, an end that does not match) aborts.
 #pragma once
 

@@ -25,7 +25,8 @@ std::string fact(const char* label, const std::string& text, const TextStyle& st
 
 std::string heading(const PlanReport& p, const TextStyle& style) {
   return bold(p.model, style) +
-         text_of("\n%s, %s parameters, %s of weights, mostly %s\n\n", p.architecture.c_str(),
+         text_of("\n%s, %s parameters, %s of weights, mostly %s\n\n",
+                 p.architecture.c_str(),
                  human_count(static_cast<double>(p.parameters)).c_str(),
                  human_bytes(p.weight_bytes).c_str(), p.main_type.c_str());
 }
@@ -66,20 +67,24 @@ std::string memory_lines(const PlanReport& p, const TextStyle& style) {
       {"other", other_bytes(p, p.decode), other_bytes(p, p.prefill)},
       {"not needed", free, free},
   };
-  std::string out = dim(line_text({"memory", "decode", -1, two ? "prefill" : ""}, style), style);
+  std::string out =
+      dim(line_text({"memory", "decode", -1, two ? "prefill" : ""}, style), style);
   for (const Row& row : rows) {
     // Rounding leaves a few pages: not worth a line.
     if (std::max(row.decode, row.prefill) < p.budget_bytes / 1000) continue;
-    out += line_text({row.label, human_bytes(row.decode), share(row.decode, p.budget_bytes),
-                      two ? human_bytes(row.prefill) : ""},
-                     style);
+    out +=
+        line_text({row.label, human_bytes(row.decode), share(row.decode, p.budget_bytes),
+                   two ? human_bytes(row.prefill) : ""},
+                  style);
   }
   return out + "  " + bold(pad_right("budget", kLabel), style) +
          bold(pad_left(human_bytes(p.budget_bytes), 11), style) + "  " +
          dim(p.budget_source, style) + "\n\n";
 }
 
-std::string tokens_text(int64_t n) { return grouped(n) + (n == 1 ? " token" : " tokens"); }
+std::string tokens_text(int64_t n) {
+  return grouped(n) + (n == 1 ? " token" : " tokens");
+}
 
 std::string speed_text(const ProgramFigures& f) {
   return human_number(predicted_tokens_per_s(f)) + " tok/s";
@@ -88,23 +93,27 @@ std::string speed_text(const ProgramFigures& f) {
 std::string pass_lines(const PlanReport& p, const TextStyle& style) {
   const ProgramFigures &d = p.decode, &f = p.prefill;
   const bool two = f.rows > 0;
-  const auto column = [&](std::string text) { return two ? std::move(text) : std::string(); };
+  const auto column = [&](std::string text) {
+    return two ? std::move(text) : std::string();
+  };
   const auto read = [](const ProgramFigures& x) {
     return x.streamed_bytes > 0 ? human_bytes(x.streamed_bytes) : std::string("nothing");
   };
-  std::string out = dim(line_text({"predicted pass", tokens_text(d.rows), -1,
-                                   column(tokens_text(f.rows))},
-                                  style),
-                        style);
+  std::string out = dim(
+      line_text({"predicted pass", tokens_text(d.rows), -1, column(tokens_text(f.rows))},
+                style),
+      style);
   const double read_part = share(d.streamed_bytes, d.model_bytes);
   const double wait_part = share(d.predicted_stall_ns, d.predicted_ns);
   out += line_text({"reads", read(d), read_part, column(read(f))}, style);
   out += line_text({"waits for the disk", human_time(d.predicted_stall_ns), wait_part,
                     column(human_time(f.predicted_stall_ns))},
                    style);
-  out += line_text({"takes", human_time(d.predicted_ns), -1, column(human_time(f.predicted_ns))},
-                   style);
-  return out + line_text({"speed", speed_text(d), -1, column(speed_text(f))}, style) + "\n";
+  out += line_text(
+      {"takes", human_time(d.predicted_ns), -1, column(human_time(f.predicted_ns))},
+      style);
+  return out + line_text({"speed", speed_text(d), -1, column(speed_text(f))}, style) +
+         "\n";
 }
 
 std::string facts(const PlanReport& p, const TextStyle& style) {
@@ -115,23 +124,26 @@ std::string facts(const PlanReport& p, const TextStyle& style) {
   if (p.machine.threads != p.threads) {
     rates += text_of(" (with %d threads)", p.machine.threads);
   }
-  const std::string threads = std::to_string(p.threads) + (p.threads == 1 ? " thread" : " threads");
+  const std::string threads =
+      std::to_string(p.threads) + (p.threads == 1 ? " thread" : " threads");
   return fact("context", context, style) +
-         fact("machine", threads + ", disk " + link + "/s", style) + fact("rates", rates, style);
+         fact("machine", threads + ", disk " + link + "/s", style) +
+         fact("rates", rates, style);
 }
 
 }  // namespace
 
 double predicted_tokens_per_s(const ProgramFigures& f) {
-  return f.predicted_ns > 0 ? 1e9 * static_cast<double>(f.rows) / static_cast<double>(f.predicted_ns)
-                            : 0;
+  return f.predicted_ns > 0
+             ? 1e9 * static_cast<double>(f.rows) / static_cast<double>(f.predicted_ns)
+             : 0;
 }
 
 Bytes other_bytes(const PlanReport& p, const ProgramFigures& f) {
   Bytes reserved = 0;
   for (const ReservedItem& i : p.reserved) reserved += i.bytes;
-  return std::max<Bytes>(0, reserved - f.resident_bytes - f.ring_bytes - f.kv_bytes -
-                                f.workspace_bytes);
+  return std::max<Bytes>(
+      0, reserved - f.resident_bytes - f.ring_bytes - f.kv_bytes - f.workspace_bytes);
 }
 
 std::string plan_table(const PlanReport& plan, const TextStyle& style) {
@@ -139,18 +151,24 @@ std::string plan_table(const PlanReport& plan, const TextStyle& style) {
          facts(plan, style);
 }
 
-std::string budget_table(const std::vector<BudgetOption>& options, const TextStyle& style) {
-  std::string out = "  " + dim(pad_right("other budgets", kLabel) + pad_left("budget", 11) +
-                                   pad_left("resident", 12) + pad_left("read a token", 15) +
-                                   pad_left("tok/s", 10),
-                               style) + "\n";
+std::string budget_table(const std::vector<BudgetOption>& options,
+                         const TextStyle& style) {
+  std::string out = "  " +
+                    dim(pad_right("other budgets", kLabel) + pad_left("budget", 11) +
+                            pad_left("resident", 12) + pad_left("read a token", 15) +
+                            pad_left("tok/s", 10),
+                        style) +
+                    "\n";
   for (const BudgetOption& o : options) {
-    std::string row = "  " + pad_right(o.label, kLabel) + pad_left(human_bytes(o.budget_bytes), 11);
+    std::string row =
+        "  " + pad_right(o.label, kLabel) + pad_left(human_bytes(o.budget_bytes), 11);
     if (o.fits) {
-      const double rate = o.predicted_ns > 0 ? 1e9 / static_cast<double>(o.predicted_ns) : 0;
-      row += pad_left(human_bytes(o.resident_bytes), 12) +
-             pad_left(o.streamed_bytes > 0 ? human_bytes(o.streamed_bytes) : "nothing", 15) +
-             pad_left(human_number(rate), 10);
+      const double rate =
+          o.predicted_ns > 0 ? 1e9 / static_cast<double>(o.predicted_ns) : 0;
+      row +=
+          pad_left(human_bytes(o.resident_bytes), 12) +
+          pad_left(o.streamed_bytes > 0 ? human_bytes(o.streamed_bytes) : "nothing", 15) +
+          pad_left(human_number(rate), 10);
     } else {
       row += pad_left("does not fit", 12);
     }
@@ -222,7 +240,8 @@ void write_budgets(const std::vector<BudgetOption>& options, JsonWriter& json) {
     json.begin_object().field("label", o.label).field("budget_bytes", o.budget_bytes);
     json.field("fits", o.fits);
     if (o.fits) {
-      json.field("resident_bytes", o.resident_bytes).field("streamed_bytes", o.streamed_bytes);
+      json.field("resident_bytes", o.resident_bytes)
+          .field("streamed_bytes", o.streamed_bytes);
       json.field("predicted_s", static_cast<double>(o.predicted_ns) / 1e9);
     }
     json.end_object();

@@ -1,11 +1,12 @@
-// PlanReport: what a session will do with its budget, as plain numbers; and how people and
-// programs read it.
+// PlanReport: what a session will do with its budget, as plain numbers; and how people
+// and programs read it.
 //
 // Vocabulary
 //   decode   the Program of one generated token; prefill: of one chunk of the prompt.
-//   resident weights that stay in memory; streamed: read again each pass, through the ring.
-//   other    what is neither weights, KV nor workspace: code, tokenizer, plans, stacks, transfer
-//            buffers, page tables, rounding.
+//   resident weights that stay in memory; streamed: read again each pass, through the
+//            ring.
+//   other    what is neither weights, KV nor workspace: code, tokenizer, plans, stacks,
+//            transfer buffers, page tables, rounding.
 #pragma once
 
 #include <string>
@@ -17,13 +18,14 @@
 
 namespace headrace {
 
-// One Program. Bytes are those of the Program's arena; times are predictions of the simulator.
+// One Program. Bytes are those of the Program's arena; times are predictions of the
+// simulator.
 struct ProgramFigures {
-  int64_t rows = 0;         // tokens a pass, at most; 0: there is no such Program
-  Bytes model_bytes = 0;    // M: weights that one pass uses, page-rounded
-  Bytes resident_bytes = 0; // R
-  Bytes streamed_bytes = 0; // loaded a pass
-  Bytes gathered_bytes = 0; // rows of the embedding table, read apart
+  int64_t rows = 0;          // tokens a pass, at most; 0: there is no such Program
+  Bytes model_bytes = 0;     // M: weights that one pass uses, page-rounded
+  Bytes resident_bytes = 0;  // R
+  Bytes streamed_bytes = 0;  // loaded a pass
+  Bytes gathered_bytes = 0;  // rows of the embedding table, read apart
   Bytes ring_bytes = 0;
   Bytes kv_bytes = 0;
   Bytes workspace_bytes = 0;
@@ -40,20 +42,20 @@ struct ReservedItem {
 
 // The machine that times were predicted for.
 struct MachineFigures {
-  std::string name;        // of the machine file
-  std::string source;      // for people: "measured 2026-05-01", "built-in defaults"
+  std::string name;    // of the machine file
+  std::string source;  // for people: "measured 2026-05-01", "built-in defaults"
   bool measured = false;
   int threads = 1;
-  double link_bytes_per_s = 0;    // of the tier that weights come from
+  double link_bytes_per_s = 0;  // of the tier that weights come from
   double memory_bytes_per_s = 0;
 };
 
 struct PlanReport {
-  std::string model;          // name, for people
-  std::string architecture;   // "llama"
-  std::string main_type;      // the type of most weight bytes
+  std::string model;         // name, for people
+  std::string architecture;  // "llama"
+  std::string main_type;     // the type of most weight bytes
   int64_t parameters = 0;
-  Bytes weight_bytes = 0;     // of the whole model
+  Bytes weight_bytes = 0;  // of the whole model
 
   Bytes budget_bytes = 0;
   std::string budget_source;  // "set" or what `auto` went by
@@ -80,19 +82,21 @@ std::string plan_table(const PlanReport& plan, const TextStyle& style);
 // One row of "what another budget would give".
 struct BudgetOption {
   Bytes budget_bytes = 0;
-  std::string label;        // "50 %", "all resident"
+  std::string label;  // "50 %", "all resident"
   bool fits = false;
   Bytes resident_bytes = 0;
   Bytes streamed_bytes = 0;
   Nanos predicted_ns = 0;
-  bool is_chosen = false;   // the budget at hand
+  bool is_chosen = false;  // the budget at hand
 };
-std::string budget_table(const std::vector<BudgetOption>& options, const TextStyle& style);
+std::string budget_table(const std::vector<BudgetOption>& options,
+                         const TextStyle& style);
 
 // Writes the members of the plan into the object that `json` has open.
 void write_plan(const PlanReport& plan, JsonWriter& json);
 void write_program(const ProgramFigures& program, JsonWriter& json);  // one value
 void write_machine(const MachineFigures& machine, JsonWriter& json);  // one value
-void write_budgets(const std::vector<BudgetOption>& options, JsonWriter& json);  // one value
+void write_budgets(const std::vector<BudgetOption>& options,
+                   JsonWriter& json);  // one value
 
 }  // namespace headrace

@@ -23,8 +23,12 @@ double shown_rate(const RunReport& r) {
 
 }  // namespace
 
-double decode_tokens_per_s(const RunReport& r) { return rate(r.steady_steps, r.steady_ns); }
-double prefill_tokens_per_s(const RunReport& r) { return rate(r.prompt_tokens, r.prefill_ns); }
+double decode_tokens_per_s(const RunReport& r) {
+  return rate(r.steady_steps, r.steady_ns);
+}
+double prefill_tokens_per_s(const RunReport& r) {
+  return rate(r.prompt_tokens, r.prefill_ns);
+}
 
 double stall_fraction(const RunReport& r) {
   return r.steady_ns > 0 ? seconds(r.steady_wait_ns) / seconds(r.steady_ns) : 0;
@@ -85,8 +89,8 @@ std::string run_report_json(const RunReport& r) {
 
 std::string final_line(const RunReport& r) {
   const size_t n = r.tokens.size();
-  std::string line = text_of("%s token%s", grouped(static_cast<int64_t>(n)).c_str(),
-                             n == 1 ? "" : "s");
+  std::string line =
+      text_of("%s token%s", grouped(static_cast<int64_t>(n)).c_str(), n == 1 ? "" : "s");
   if (shown_rate(r) > 0) line += ", " + human_number(shown_rate(r)) + " tok/s";
   if (r.prefill_ns > 0) {
     line += text_of("; prompt %s tok/s", human_number(prefill_tokens_per_s(r)).c_str());
@@ -105,8 +109,10 @@ std::string progress_line(const Progress& p, int width, const TextStyle& style) 
   std::string tail = per_s > 0 ? "  " + human_number(per_s) + " tok/s" : "";
   if (per_s > 0 && p.total > p.done) {
     const double left = static_cast<double>(p.total - p.done) / per_s;
-    tail += "  " + (left < 100 ? text_of("%.0f s", left)
-                               : human_time(static_cast<Nanos>(left * 1e9))) + " left";
+    tail += "  " +
+            (left < 100 ? text_of("%.0f s", left)
+                        : human_time(static_cast<Nanos>(left * 1e9))) +
+            " left";
   }
   const int room = width - columns(line) - columns(tail) - 3;
   if (p.total > 0 && room >= 8) {
@@ -115,7 +121,8 @@ std::string progress_line(const Progress& p, int width, const TextStyle& style) 
   }
   line += tail;
   if (columns(line) <= width) return line;
-  return line.substr(0, static_cast<size_t>(std::max(0, width)));  // numbers only: all ASCII
+  return line.substr(0,
+                     static_cast<size_t>(std::max(0, width)));  // numbers only: all ASCII
 }
 
 }  // namespace headrace

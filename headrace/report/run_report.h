@@ -8,36 +8,36 @@
 
 namespace headrace {
 
-// "Steady" steps are decode steps after the first, which also moves the session from the prompt's
-// Program to that of decoding.
+// "Steady" steps are decode steps after the first, which also moves the session from the
+// prompt's Program to that of decoding.
 struct RunReport {
   PlanReport plan;
   std::string version;
-  std::string exit_reason;     // see docs/guide: "end_of_text", "length", "context_full",
-                               // "end_of_input", "stdout_closed", "cancelled",
-                               // "error"
+  std::string exit_reason;  // see docs/guide: "end_of_text", "length", "context_full",
+                            // "end_of_input", "stdout_closed", "cancelled",
+                            // "error"
   int exit_code = 0;
-  std::string error;           // empty unless exit_reason is "error"
-  std::string tier_method;     // "io_uring + O_DIRECT"
+  std::string error;        // empty unless exit_reason is "error"
+  std::string tier_method;  // "io_uring + O_DIRECT"
   std::string tier_notice;
-  int replans = 0;             // times the session swapped to a new plan
+  int replans = 0;  // times the session swapped to a new plan
 
-  Bytes peak_rss_bytes = 0;    // VmHWM when the report was made
+  Bytes peak_rss_bytes = 0;  // VmHWM when the report was made
   int64_t prompt_tokens = 0;
   Nanos prefill_ns = 0;
-  Nanos first_token_ns = 0;    // from the entry of main() to the first token; 0: none came
-  Nanos decode_ns = 0;         // all decode steps
+  Nanos first_token_ns = 0;  // from the entry of main() to the first token; 0: none came
+  Nanos decode_ns = 0;       // all decode steps
   int64_t steady_steps = 0;
   Nanos steady_ns = 0;
-  Nanos steady_wait_ns = 0;    // compute standing still for transfers
-  Bytes steady_loaded = 0;     // asked of the tier by Loads
-  Bytes steady_gathered = 0;   // by Gathers
-  Bytes steady_read = -1;      // read_bytes of /proc/self/io; -1: not counted
-  std::vector<int32_t> tokens; // generated
-  std::string text;            // UTF-8
+  Nanos steady_wait_ns = 0;     // compute standing still for transfers
+  Bytes steady_loaded = 0;      // asked of the tier by Loads
+  Bytes steady_gathered = 0;    // by Gathers
+  Bytes steady_read = -1;       // read_bytes of /proc/self/io; -1: not counted
+  std::vector<int32_t> tokens;  // generated
+  std::string text;             // UTF-8
 };
 
-double decode_tokens_per_s(const RunReport& run);   // of steady steps; 0: there were none
+double decode_tokens_per_s(const RunReport& run);  // of steady steps; 0: there were none
 double prefill_tokens_per_s(const RunReport& run);
 double stall_fraction(const RunReport& run);
 // What no schedule can beat with this resident set on this machine:
@@ -48,10 +48,10 @@ std::string run_report_json(const RunReport& run);
 // One line without a newline: tokens, rates, peak.
 std::string final_line(const RunReport& run);
 
-// The rewritten line of a terminal: "prefill 512/2048", a bar, rate and time left; at most
-// `width` columns, no newline.
+// The rewritten line of a terminal: "prefill 512/2048", a bar, rate and time left; at
+// most `width` columns, no newline.
 struct Progress {
-  std::string what;   // "prompt", "text"
+  std::string what;  // "prompt", "text"
   int64_t done = 0;
   int64_t total = 0;  // 0: unknown
   Nanos elapsed_ns = 0;

@@ -10,8 +10,8 @@
 
 namespace headrace {
 
-// What the reader's terminal can show. The default is plain ASCII without colour: right for files
-// and pipes.
+// What the reader's terminal can show. The default is plain ASCII without colour: right
+// for files and pipes.
 struct TextStyle {
   bool unicode = false;
   bool color = false;
@@ -38,7 +38,8 @@ std::string bar(double fraction, int width, const TextStyle& style);
 std::string dim(std::string_view text, const TextStyle& style);
 std::string bold(std::string_view text, const TextStyle& style);
 
-// `text` broken at spaces into lines of at most `width` columns, each begun with `indent` spaces.
+// `text` broken at spaces into lines of at most `width` columns, each begun with `indent`
+// spaces.
 std::string wrapped(std::string_view text, int width, int indent);
 
 }  // namespace headrace

@@ -1,5 +1,5 @@
-// Models that the end-to-end tests run: one written by the tests themselves, large enough to be
-// streamed, and a real one where the machine has it.
+// Models that the end-to-end tests run: one written by the tests themselves, large enough
+// to be streamed, and a real one where the machine has it.
 #pragma once
 
 #include <cstdlib>

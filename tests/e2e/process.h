@@ -1,4 +1,5 @@
-// Runs the built headrace binary: arguments in, exit code and what it wrote out. For tests.
+// Runs the built headrace binary: arguments in, exit code and what it wrote out. For
+// tests.
 #pragma once
 
 #include <fcntl.h>
@@ -23,7 +24,8 @@ namespace headrace::testing {
 class Folder {
  public:
   Folder() {
-    std::string path = (std::filesystem::temp_directory_path() / "headrace-e2e-XXXXXX").string();
+    std::string path =
+        (std::filesystem::temp_directory_path() / "headrace-e2e-XXXXXX").string();
     path_ = ::mkdtemp(path.data());
   }
   ~Folder() {
@@ -47,7 +49,7 @@ inline std::string slurp(const std::string& path) {
 }
 
 struct Finished {
-  int code = -1;    // exit code; -1 when a signal ended it
+  int code = -1;  // exit code; -1 when a signal ended it
   int signal = 0;
   std::string out;
   std::string err;
@@ -62,11 +64,13 @@ class Process {
     bool terminal = false;           // stdin and stderr are one, see type()
     std::function<void()> in_child;  // before exec
   };
-  Process(const Folder& folder, std::vector<std::string> args) : Process(folder, args, Options()) {}
+  Process(const Folder& folder, std::vector<std::string> args)
+      : Process(folder, args, Options()) {}
   Process(const Folder& folder, std::vector<std::string> args, const Options& options)
       : folder_(folder) {
     std::ofstream(folder / "stdin", std::ios::binary) << options.input;
-    std::filesystem::remove(folder / "stdout");  // wait_for_output sees this process's alone
+    std::filesystem::remove(folder /
+                            "stdout");  // wait_for_output sees this process's alone
     std::vector<std::string> words = {HEADRACE_BINARY_DIR "/headrace"};
     words.insert(words.end(), args.begin(), args.end());
     std::vector<char*> argv;
@@ -76,11 +80,13 @@ class Process {
     pid_ = ::fork();
     if (pid_ != 0) return;
     ::dup2(::open((folder / "stdin").c_str(), O_RDONLY), 0);
-    ::dup2(options.stdout_descriptor >= 0 ? options.stdout_descriptor : create("stdout"), 1);
+    ::dup2(options.stdout_descriptor >= 0 ? options.stdout_descriptor : create("stdout"),
+           1);
     ::dup2(create("stderr"), 2);
     if (options.terminal) {
       ::setsid();
-      const int slave = ::open(::ptsname(terminal_), O_RDWR);  // becomes the controlling one
+      const int slave =
+          ::open(::ptsname(terminal_), O_RDWR);  // becomes the controlling one
       ::dup2(slave, 0);
       ::dup2(slave, 2);
       ::setenv("TERM", "xterm", 1);
@@ -109,7 +115,8 @@ class Process {
     const ssize_t n = ::write(terminal_, keys.data(), keys.size());
     if (n != static_cast<ssize_t>(keys.size())) std::abort();
   }
-  // Waits until the terminal shows `text` beyond its first `from` bytes; where it ends, 0 if never.
+  // Waits until the terminal shows `text` beyond its first `from` bytes; where it ends, 0
+  // if never.
   size_t wait_for_screen(const std::string& text, size_t from = 0) const {
     for (int i = 0; i < 6000; ++i) {
       {
@@ -151,7 +158,8 @@ class Process {
     terminal_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
     ::grantpt(terminal_);
     ::unlockpt(terminal_);
-    // An end held here: reading gives bytes, not an error, before the child has opened its own.
+    // An end held here: reading gives bytes, not an error, before the child has opened
+    // its own.
     slave_ = ::open(::ptsname(terminal_), O_RDWR | O_NOCTTY | O_CLOEXEC);
     reader_ = std::thread([this] {
       char piece[4096];

@@ -64,13 +64,29 @@ TEST_F(Run, TheReportHasEveryKeyThatIsPromised) {
       folder_, args({"--memory", "24MiB", "--tokens", "8", "--report", report_path()}));
   ASSERT_EQ(f.code, 0) << f.err;
   const Json r = report();
-  for (const char* key :
-       {"budget_bytes", "peak_rss_bytes", "model_bytes", "resident_bytes",
-        "streamed_bytes_per_token", "read_bytes_per_token", "loaded_bytes_per_token",
-        "gathered_bytes_per_token", "prefill_tokens_per_s", "decode_tokens_per_s",
-        "decode_seconds_total", "bound_tokens_per_s", "stall_fraction", "time_to_first_token_s",
-        "tokens", "text", "exit_reason", "exit_code", "context", "chunk", "tier_method", "threads",
-        "version"}) {
+  for (const char* key : {"budget_bytes",
+                          "peak_rss_bytes",
+                          "model_bytes",
+                          "resident_bytes",
+                          "streamed_bytes_per_token",
+                          "read_bytes_per_token",
+                          "loaded_bytes_per_token",
+                          "gathered_bytes_per_token",
+                          "prefill_tokens_per_s",
+                          "decode_tokens_per_s",
+                          "decode_seconds_total",
+                          "bound_tokens_per_s",
+                          "stall_fraction",
+                          "time_to_first_token_s",
+                          "tokens",
+                          "text",
+                          "exit_reason",
+                          "exit_code",
+                          "context",
+                          "chunk",
+                          "tier_method",
+                          "threads",
+                          "version"}) {
     EXPECT_TRUE(r.contains(key)) << key;
   }
   for (const char* key : {"ledger", "decode", "prefill", "machine"}) {
@@ -103,9 +119,9 @@ TEST_F(Run, TextDoesNotDependOnChunkOrThreads) {
   std::string text;
   for (const char* chunk : {"1", "7", "64", "512"}) {
     for (const char* threads : {"1", "2", "3"}) {
-      const Finished f =
-          headrace(folder_, {"run", model(), "--memory", "64MiB", "--prompt", prompt, "--tokens",
-                             "16", "--ignore-eos", "--chunk", chunk, "--threads", threads});
+      const Finished f = headrace(
+          folder_, {"run", model(), "--memory", "64MiB", "--prompt", prompt, "--tokens",
+                    "16", "--ignore-eos", "--chunk", chunk, "--threads", threads});
       ASSERT_EQ(f.code, 0) << f.err;
       if (text.empty()) text = f.out;
       EXPECT_EQ(f.out, text) << "chunk " << chunk << ", threads " << threads;
@@ -115,8 +131,8 @@ TEST_F(Run, TextDoesNotDependOnChunkOrThreads) {
 
 TEST_F(Run, SeedsRepeatAndDiffer) {
   const auto sampled = [&](const char* seed) {
-    return headrace(folder_, args({"--memory", "64MiB", "--tokens", "32", "--temperature", "1.5",
-                                   "--seed", seed}))
+    return headrace(folder_, args({"--memory", "64MiB", "--tokens", "32", "--temperature",
+                                   "1.5", "--seed", seed}))
         .out;
   };
   const std::string one = sampled("1");
@@ -127,7 +143,8 @@ TEST_F(Run, SeedsRepeatAndDiffer) {
 TEST_F(Run, ThePromptMayComeFromAFileOrFromStdin) {
   const std::string text = "The quick brown fox";
   std::ofstream(folder_ / "prompt") << text;
-  const std::vector<std::string> common = {"run", model(), "--memory", "64MiB", "--tokens", "8"};
+  const std::vector<std::string> common = {"run",   model(),    "--memory",
+                                           "64MiB", "--tokens", "8"};
   const auto with = [&](std::vector<std::string> more, const std::string& input) {
     std::vector<std::string> all = common;
     all.insert(all.end(), more.begin(), more.end());
@@ -140,8 +157,8 @@ TEST_F(Run, ThePromptMayComeFromAFileOrFromStdin) {
 }
 
 TEST_F(Run, ChatRendersTheTemplateAroundThePrompt) {
-  const std::vector<std::string> common = {"run",      model(), "--memory", "64MiB",
-                                           "--tokens", "8",     "--report", report_path()};
+  const std::vector<std::string> common = {
+      "run", model(), "--memory", "64MiB", "--tokens", "8", "--report", report_path()};
   std::vector<std::string> chat = common, plain = common;
   chat.insert(chat.end(), {"--chat", "--system", "be brief", "--prompt", "hi"});
   plain.insert(plain.end(), {"--prompt", "system: be brief\nuser: hi\nassistant:"});
@@ -152,18 +169,20 @@ TEST_F(Run, ChatRendersTheTemplateAroundThePrompt) {
 }
 
 TEST_F(Run, GenerationEndsWhenTheContextIsFull) {
-  const Finished f = headrace(folder_, args({"--memory", "64MiB", "--context", "256", "--tokens",
-                                             "0", "--report", report_path()}));
+  const Finished f =
+      headrace(folder_, args({"--memory", "64MiB", "--context", "256", "--tokens", "0",
+                              "--report", report_path()}));
   ASSERT_EQ(f.code, 0) << f.err;
   EXPECT_EQ(report()["exit_reason"], "context_full");
   EXPECT_EQ(report()["tokens"].size(), 256u - 20u + 1u);
 }
 
 TEST_F(Run, AContextBeyondTheTrainedOneIsAWarning) {
-  const Finished f =
-      headrace(folder_, args({"--memory", "900MiB", "--context", "10000", "--tokens", "1"}));
+  const Finished f = headrace(
+      folder_, args({"--memory", "900MiB", "--context", "10000", "--tokens", "1"}));
   EXPECT_EQ(f.code, 0) << f.err;
-  EXPECT_NE(f.err.find("warning: a context of 10,000 goes beyond"), std::string::npos) << f.err;
+  EXPECT_NE(f.err.find("warning: a context of 10,000 goes beyond"), std::string::npos)
+      << f.err;
 }
 
 TEST_F(Run, BytesReadAreThoseThatThePlanStreams) {
@@ -172,14 +191,15 @@ TEST_F(Run, BytesReadAreThoseThatThePlanStreams) {
   ASSERT_EQ(f.code, 0) << f.err;
   const Json r = report();
   if (r["tier_method"].get<std::string>().find("O_DIRECT") == std::string::npos) {
-    GTEST_SKIP() << "the disk of the temporary folder refuses O_DIRECT: reads may be cached";
+    GTEST_SKIP()
+        << "the disk of the temporary folder refuses O_DIRECT: reads may be cached";
   }
   ASSERT_FALSE(r["read_bytes_per_token"].is_null());
   const auto loaded = r["loaded_bytes_per_token"].get<int64_t>();
   const auto gathered = r["gathered_bytes_per_token"].get<int64_t>();
   EXPECT_GT(loaded, 0);
-  EXPECT_NEAR(r["read_bytes_per_token"].get<double>(), static_cast<double>(loaded + gathered),
-              1.0);
+  EXPECT_NEAR(r["read_bytes_per_token"].get<double>(),
+              static_cast<double>(loaded + gathered), 1.0);
 }
 
 TEST_F(Run, TheTraceIsJsonWithOneEventAnInstruction) {
@@ -192,8 +212,8 @@ TEST_F(Run, TheTraceIsJsonWithOneEventAnInstruction) {
 
 TEST_F(Run, AnInterruptStopsWithTheReportWritten) {
   for (const int signal : {SIGINT, SIGTERM}) {
-    Process p(folder_, args({"--memory", "64MiB", "--context", "2048", "--tokens", "0", "--report",
-                             report_path()}));
+    Process p(folder_, args({"--memory", "64MiB", "--context", "2048", "--tokens", "0",
+                             "--report", report_path()}));
     ASSERT_TRUE(p.wait_for_output(3));
     p.send(signal);
     const Finished f = p.wait();
@@ -211,8 +231,9 @@ TEST_F(Run, AClosedStdoutEndsTheRunWithoutAnError) {
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   Process::Options options;
   options.stdout_descriptor = ends[1];
-  Process p(folder_, args({"--memory", "64MiB", "--context", "2048", "--tokens", "0", "--report",
-                           report_path()}),
+  Process p(folder_,
+            args({"--memory", "64MiB", "--context", "2048", "--tokens", "0", "--report",
+                  report_path()}),
             options);
   ::close(ends[1]);
   char five[5];
@@ -241,7 +262,8 @@ TEST_F(Run, AFullStdoutIsAnIoError) {
 }
 
 TEST_F(Run, AReportThatCannotBeWrittenIsNamed) {
-  for (const std::string& path : {std::string("/dev/full"), folder_ / "missing/report.json"}) {
+  for (const std::string& path :
+       {std::string("/dev/full"), folder_ / "missing/report.json"}) {
     const Finished f =
         headrace(folder_, args({"--memory", "64MiB", "--tokens", "2", "--report", path}));
     EXPECT_EQ(f.code, 5) << f.err;
@@ -252,8 +274,8 @@ TEST_F(Run, AReportThatCannotBeWrittenIsNamed) {
 TEST_F(Run, AModelReplacedDuringTheRunIsAnError) {
   const std::string copy = folder_ / "copy.gguf";
   std::filesystem::copy_file(model(), copy);
-  Process p(folder_, {"run", copy, "--memory", "24MiB", "--prompt", "x", "--context", "512",
-                      "--tokens", "0", "--ignore-eos", "--report", report_path()});
+  Process p(folder_, {"run", copy, "--memory", "24MiB", "--prompt", "x", "--context",
+                      "512", "--tokens", "0", "--ignore-eos", "--report", report_path()});
   ASSERT_TRUE(p.wait_for_output(3));
   std::filesystem::copy_file(model(), folder_ / "other.gguf");
   std::filesystem::rename(folder_ / "other.gguf", copy);
@@ -266,8 +288,8 @@ TEST_F(Run, AModelReplacedDuringTheRunIsAnError) {
 TEST_F(Run, AModelTruncatedDuringTheRunIsAnError) {
   const std::string copy = folder_ / "copy.gguf";
   std::filesystem::copy_file(model(), copy);
-  Process p(folder_, {"run", copy, "--memory", "24MiB", "--prompt", "x", "--context", "512",
-                      "--tokens", "0", "--ignore-eos", "--report", report_path()});
+  Process p(folder_, {"run", copy, "--memory", "24MiB", "--prompt", "x", "--context",
+                      "512", "--tokens", "0", "--ignore-eos", "--report", report_path()});
   ASSERT_TRUE(p.wait_for_output(3));
   std::filesystem::resize_file(copy, 1 << 20);
   const Finished f = p.wait();
@@ -279,8 +301,9 @@ TEST_F(Run, AModelTruncatedDuringTheRunIsAnError) {
 TEST_F(Run, AConversationOnATerminalAppendsOnlyWhatIsNew) {
   Process::Options options;
   options.terminal = true;
-  Process p(folder_, {"run", model(), "--memory", "64MiB", "--chat", "--tokens", "6",
-                      "--ignore-eos", "--context", "512", "--report", report_path()},
+  Process p(folder_,
+            {"run", model(), "--memory", "64MiB", "--chat", "--tokens", "6",
+             "--ignore-eos", "--context", "512", "--report", report_path()},
             options);
   size_t at = p.wait_for_screen("> ");
   ASSERT_GT(at, 0u);
@@ -295,8 +318,8 @@ TEST_F(Run, AConversationOnATerminalAppendsOnlyWhatIsNew) {
   const Json r = report();
   EXPECT_EQ(r["exit_reason"], "end_of_input");
   EXPECT_EQ(r["tokens"].size(), 12u);
-  // A byte a token. The first turn is begin, "user: hello\n" and "assistant:"; the second renders
-  // all that again.
+  // A byte a token. The first turn is begin, "user: hello\n" and "assistant:"; the second
+  // renders all that again.
   EXPECT_GE(r["prompt_tokens"], 23 + 23);
   EXPECT_LT(r["prompt_tokens"], 23 + 23 + 23);
   EXPECT_EQ(f.out.back(), '\n');
@@ -305,8 +328,9 @@ TEST_F(Run, AConversationOnATerminalAppendsOnlyWhatIsNew) {
 TEST_F(Run, CtrlCEndsAnAnswerAndThenTheConversation) {
   Process::Options options;
   options.terminal = true;
-  Process p(folder_, {"run", model(), "--memory", "64MiB", "--chat", "--tokens", "1900",
-                      "--ignore-eos", "--context", "2048", "--report", report_path()},
+  Process p(folder_,
+            {"run", model(), "--memory", "64MiB", "--chat", "--tokens", "1900",
+             "--ignore-eos", "--context", "2048", "--report", report_path()},
             options);
   size_t at = p.wait_for_screen("> ");
   ASSERT_GT(at, 0u);
@@ -322,7 +346,8 @@ TEST_F(Run, CtrlCEndsAnAnswerAndThenTheConversation) {
 
 // The limit of the process's own group equals its budget: nothing may be killed.
 TEST_F(Run, AControlGroupOfTheBudgetNeverKills) {
-  const std::string group = "/sys/fs/cgroup/memory/headrace-e2e-" + std::to_string(::getpid());
+  const std::string group =
+      "/sys/fs/cgroup/memory/headrace-e2e-" + std::to_string(::getpid());
   if (::geteuid() != 0 || ::mkdir(group.c_str(), 0755) != 0) {
     GTEST_SKIP() << "no memory control group (v1) may be made here";
   }
@@ -330,8 +355,9 @@ TEST_F(Run, AControlGroupOfTheBudgetNeverKills) {
     std::ofstream(group + "/memory.limit_in_bytes") << mib * 1024 * 1024;
     Process::Options options;
     options.in_child = [&] { std::ofstream(group + "/cgroup.procs") << ::getpid(); };
-    Process p(folder_, args({"--memory", std::to_string(mib) + "MiB", "--tokens", "24", "--report",
-                             report_path()}),
+    Process p(folder_,
+              args({"--memory", std::to_string(mib) + "MiB", "--tokens", "24", "--report",
+                    report_path()}),
               options);
     const Finished f = p.wait();
     EXPECT_EQ(f.signal, 0) << mib << " MiB: killed";
@@ -343,7 +369,8 @@ TEST_F(Run, AControlGroupOfTheBudgetNeverKills) {
 TEST(RealModel, SmolLm2HoldsEveryBudgetAndSaysTheSame) {
   const std::string model = real_model();
   if (model.empty()) {
-    GTEST_SKIP() << "HEADRACE_MODELS names no folder with SmolLM2-135M-Instruct.Q4_1.gguf";
+    GTEST_SKIP()
+        << "HEADRACE_MODELS names no folder with SmolLM2-135M-Instruct.Q4_1.gguf";
   }
   Folder folder;
   for (const int mib : {24, 32, 48, 64, 96, 128, 200}) {

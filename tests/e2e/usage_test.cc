@@ -40,7 +40,8 @@ TEST_F(Usage, UnknownOptionsAndMissingModelsAreUsageErrors) {
 
 TEST_F(Usage, BudgetsThatAreNoSizesShowTheValidForms) {
   for (const char* size : {"0", "-5MiB", "banana", "12XB", "1e400"}) {
-    refused({"run", kTiny, "--prompt", "x", std::string("--memory=") + size}, 2, "512MiB");
+    refused({"run", kTiny, "--prompt", "x", std::string("--memory=") + size}, 2,
+            "512MiB");
   }
 }
 
@@ -59,15 +60,16 @@ TEST_F(Usage, SamplingOptionsOutOfRangeAreNamed) {
 }
 
 TEST_F(Usage, APromptLongerThanTheContextIsAUsageError) {
-  refused({"run", kTiny, "--prompt", std::string(300, 'x'), "--context", "100", "--memory",
-           "64MiB"},
+  refused({"run", kTiny, "--prompt", std::string(300, 'x'), "--context", "100",
+           "--memory", "64MiB"},
           2, "the context only 100");
 }
 
 TEST_F(Usage, FilesThatAreNotThereAreIoErrors) {
   refused({"run", folder_ / "none.gguf", "--prompt", "x"}, 5, "none.gguf");
   refused({"run", kTiny, "--prompt-file", folder_ / "none.txt"}, 5, "none.txt");
-  refused({"run", kTiny, "--prompt", "x", "--machine", folder_ / "none.json"}, 5, "none.json");
+  refused({"run", kTiny, "--prompt", "x", "--machine", folder_ / "none.json"}, 5,
+          "none.json");
 }
 
 TEST_F(Usage, BrokenFilesAreNamed) {
@@ -91,14 +93,15 @@ TEST_F(Usage, AnUnsupportedArchitectureIsNamed) {
 }
 
 TEST_F(Usage, ChatWithoutATemplateIsUnsupported) {
-  refused({"run", kTiny, "--chat", "--prompt", "x", "--memory", "64MiB"}, 4, "chat template");
+  refused({"run", kTiny, "--chat", "--prompt", "x", "--memory", "64MiB"}, 4,
+          "chat template");
 }
 
 TEST_F(Usage, TheAdviceForABudgetTooSmallIsTrue) {
   const std::string model = folder_ / "model.gguf";
   write_streamed_model(model);
-  const std::vector<std::string> job = {"run", model, "--prompt", "x", "--tokens", "4",
-                                        "--context", "4096"};
+  const std::vector<std::string> job = {"run",      model, "--prompt",  "x",
+                                        "--tokens", "4",   "--context", "4096"};
   const auto with = [&](std::vector<std::string> more) {
     std::vector<std::string> all = job;
     all.insert(all.end(), more.begin(), more.end());
@@ -106,7 +109,8 @@ TEST_F(Usage, TheAdviceForABudgetTooSmallIsTrue) {
   };
   const Finished small = with({"--memory", "20MiB"});
   EXPECT_EQ(small.code, 3);
-  EXPECT_NE(small.err.find("are missing; the least budget is"), std::string::npos) << small.err;
+  EXPECT_NE(small.err.find("are missing; the least budget is"), std::string::npos)
+      << small.err;
   const auto option = [&](const std::string& name) {
     const size_t at = small.err.find("  " + name + " ");
     if (at == std::string::npos) return std::string();
@@ -117,8 +121,8 @@ TEST_F(Usage, TheAdviceForABudgetTooSmallIsTrue) {
   ASSERT_FALSE(memory.empty()) << small.err;
   ASSERT_FALSE(context.empty()) << small.err;
   EXPECT_EQ(with({"--memory", memory}).code, 0) << memory;
-  EXPECT_EQ(headrace(folder_, {"run", model, "--prompt", "x", "--tokens", "4", "--context", context,
-                               "--memory", "20MiB"})
+  EXPECT_EQ(headrace(folder_, {"run", model, "--prompt", "x", "--tokens", "4",
+                               "--context", context, "--memory", "20MiB"})
                 .code,
             0)
       << context;
@@ -159,7 +163,8 @@ TEST_F(Usage, ProbeWritesAMachineFileThatPlanUses) {
   const Json machine = Json::parse(slurp(folder_ / "headrace/machine.json"));
   EXPECT_GT(machine["memory_bytes_per_s"], 0);
   EXPECT_GT(machine["matmul_per_s"]["q4_1"], 0);
-  const Finished plan = headrace(folder_, {"plan", model, "--memory", "24MiB", "--threads", "1"});
+  const Finished plan =
+      headrace(folder_, {"plan", model, "--memory", "24MiB", "--threads", "1"});
   EXPECT_NE(plan.out.find("measured 20"), std::string::npos) << plan.out;
 }
 

@@ -12,10 +12,18 @@ using Json = nlohmann::ordered_json;
 
 TEST(JsonWriter, WritesNestedValuesInOrder) {
   JsonWriter w;
-  w.begin_object().field("a", 1).key("b").begin_array().value("x").value(true).null().end_array();
+  w.begin_object()
+      .field("a", 1)
+      .key("b")
+      .begin_array()
+      .value("x")
+      .value(true)
+      .null()
+      .end_array();
   w.key("c").begin_object().end_object().key("d").numbers({1, -2, 3}).end_object();
   const std::string text = w.take();
-  EXPECT_EQ(Json::parse(text).dump(), R"({"a":1,"b":["x",true,null],"c":{},"d":[1,-2,3]})");
+  EXPECT_EQ(Json::parse(text).dump(),
+            R"({"a":1,"b":["x",true,null],"c":{},"d":[1,-2,3]})");
   EXPECT_NE(text.find("\"d\": [1, -2, 3]\n"), std::string::npos) << text;
 }
 

@@ -24,8 +24,8 @@ PlanReport sample_plan() {
   p.context = 256;
   p.trained_context = 2048;
   p.chunk = 16;
-  p.decode = {1, 96 * kMiB, 40 * kMiB, 56 * kMiB, 4096, 3 * kMiB, 6 * kMiB, kMiB, 10, 20,
-              50'000'000, 40'000'000};
+  p.decode = {1,        96 * kMiB, 40 * kMiB, 56 * kMiB, 4096,       3 * kMiB,
+              6 * kMiB, kMiB,      10,        20,        50'000'000, 40'000'000};
   p.prefill = p.decode;
   p.prefill.rows = 16;
   p.machine = {"defaults", "built-in defaults", false, 1, 1e9, 1e10};
@@ -53,9 +53,11 @@ TEST(PlanReport, TheTableFitsIn80ColumnsWithEveryStyle) {
     for (const int64_t prefill_rows : {0, 16}) {
       PlanReport p = sample_plan();
       p.prefill.rows = prefill_rows;
-      p.machine.source = "measured 2026-01-01 on a processor with a name that needs two lines";
+      p.machine.source =
+          "measured 2026-01-01 on a processor with a name that needs two lines";
       std::istringstream lines(plan_table(p, {fancy, fancy}));
-      for (std::string line; std::getline(lines, line);) EXPECT_LE(columns(line), 80) << line;
+      for (std::string line; std::getline(lines, line);)
+        EXPECT_LE(columns(line), 80) << line;
     }
   }
 }
@@ -74,8 +76,8 @@ TEST(PlanReport, TheTableSaysWhatIsReadAndHowFast) {
 }
 
 TEST(PlanReport, BudgetsThatDoNotFitSaySo) {
-  const std::string table =
-      budget_table({{8 * kMiB, "25 %"}, {64 * kMiB, "this", true, kMiB, 0, 10'000'000, true}}, {});
+  const std::string table = budget_table(
+      {{8 * kMiB, "25 %"}, {64 * kMiB, "this", true, kMiB, 0, 10'000'000, true}}, {});
   EXPECT_NE(table.find("does not fit"), std::string::npos) << table;
   EXPECT_NE(table.find("nothing"), std::string::npos) << table;
 }
@@ -112,8 +114,9 @@ TEST(RunReport, TheFinalLineFitsIn80Columns) {
   RunReport r = sample_run();
   r.peak_rss_bytes = 61 * kMiB;
   EXPECT_LE(final_line(r).size(), 80u) << final_line(r);
-  EXPECT_EQ(final_line(r),
-            "6 tokens, 10.0 tok/s; prompt 20.0 tok/s; 56.0 MiB read/token; peak 61.0 MiB");
+  EXPECT_EQ(
+      final_line(r),
+      "6 tokens, 10.0 tok/s; prompt 20.0 tok/s; 56.0 MiB read/token; peak 61.0 MiB");
 }
 
 TEST(Progress, TheLineHasRateAndTimeLeftAndKeepsItsWidth) {
@@ -122,7 +125,8 @@ TEST(Progress, TheLineHasRateAndTimeLeftAndKeepsItsWidth) {
   EXPECT_NE(line.find("text 30/120"), std::string::npos) << line;
   EXPECT_NE(line.find("3.00 tok/s"), std::string::npos) << line;
   EXPECT_NE(line.find("30 s left"), std::string::npos) << line;
-  for (const int width : {10, 25, 40, 79}) EXPECT_LE(columns(progress_line(p, width, {})), width);
+  for (const int width : {10, 25, 40, 79})
+    EXPECT_LE(columns(progress_line(p, width, {})), width);
 }
 
 }  // namespace
