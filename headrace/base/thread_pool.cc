@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <atomic>
-#include <thread>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -56,13 +55,25 @@ void pin_to(pthread_t thread, const std::vector<int>& cpus) {
 }  // namespace
 
 struct ThreadPool::State {
+  struct Worker {
+    State* state = nullptr;
+    int index = 0;
+    pthread_t thread{};
+  };
+
   alignas(64) std::atomic<uint32_t> generation{0};  // bumped to start a call, or to stop
   alignas(64) std::atomic<uint32_t> pending{0};     // workers still busy with this call
   void (*call)(void*, int) = nullptr;
   void* fn = nullptr;
   bool stop = false;
-  std::vector<std::thread> threads;
+  std::vector<Worker> workers;
   std::vector<int> callers_cpus;  // to be given back; empty when the caller was not pinned
+
+  static void* main_of_thread(void* argument) {
+    const Worker& me = *static_cast<Worker*>(argument);
+    me.state->work(me.index);
+    return nullptr;
+  }
 
   void work(int worker) {
     uint32_t seen = 0;
@@ -82,10 +93,21 @@ ThreadPool::ThreadPool(int threads, bool pin) : size_(threads) {
   state_ = std::make_unique<State>();
   const std::vector<int> cpus = allowed_cpus();
   const bool pinned = pin && static_cast<int>(cpus.size()) >= threads;
-  for (int i = 1; i < threads; ++i) {
-    state_->threads.emplace_back([this, i] { state_->work(i); });
-    if (pinned) pin_to(state_->threads.back().native_handle(), {cpus[static_cast<size_t>(i)]});
+  // Kernels keep their data in workspace, so stacks are small: the default of 8 MiB would count
+  // where address space is limited.
+  constexpr size_t kStackBytes = 512 * 1024;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, kStackBytes);
+  state_->workers.resize(static_cast<size_t>(threads));
+  for (size_ = 1; size_ < threads; ++size_) {
+    State::Worker& w = state_->workers[static_cast<size_t>(size_)];
+    w.state = state_.get();
+    w.index = size_;
+    if (pthread_create(&w.thread, &attributes, &State::main_of_thread, &w) != 0) break;
+    if (pinned) pin_to(w.thread, {cpus[static_cast<size_t>(size_)]});
   }
+  pthread_attr_destroy(&attributes);
   if (!pinned) return;
   pin_to(pthread_self(), {cpus[0]});
   state_->callers_cpus = cpus;
@@ -96,7 +118,9 @@ ThreadPool::~ThreadPool() {
   state_->stop = true;
   state_->generation.fetch_add(1, std::memory_order_release);
   state_->generation.notify_all();
-  for (std::thread& t : state_->threads) t.join();
+  for (int i = 1; i < size_; ++i) {
+    pthread_join(state_->workers[static_cast<size_t>(i)].thread, nullptr);
+  }
   // A caller left pinned would hand its one CPU to every thread that it starts later.
   if (!state_->callers_cpus.empty()) pin_to(pthread_self(), state_->callers_cpus);
 }

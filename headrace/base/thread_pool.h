@@ -19,7 +19,8 @@ class ThreadPool {
  public:
   // `threads` >= 1. With `pin`, worker i runs on the i-th CPU that the calling thread may use,
   // worker 0 (the caller) included: it gets its CPUs back when the pool is destroyed, which must
-  // happen on the same thread. Not pinned where there are more workers than CPUs.
+  // happen on the same thread. Not pinned where there are more workers than CPUs. Where the system
+  // refuses to start a thread, size() is what could be started: the caller decides what that means.
   explicit ThreadPool(int threads, bool pin = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -88,8 +88,17 @@ Result<Machine> machine_from_json(std::string_view source) {
   } catch (const Json::exception& e) {
     return error(Code::kBadFile, "machine file: %s", e.what());
   }
-  if (m.threads < 1 || m.memory_bytes_per_s <= 0 || m.vector_per_s <= 0 || m.tiers.size() < 2 ||
-      m.tiers[1].load_bytes_per_s <= 0) {
+  bool good = m.threads >= 1 && m.memory_bytes_per_s > 0 && m.vector_per_s > 0 &&
+              m.op_overhead_ns >= 0 && m.tiers.size() >= 2;
+  for (int i = 0; i < kDTypeCount; ++i) {
+    good = good && m.matmul_per_s[static_cast<size_t>(i)] > 0 &&
+           m.matvec_bytes_per_s[static_cast<size_t>(i)] > 0;
+  }
+  for (size_t i = 1; i < m.tiers.size(); ++i) {
+    good = good && m.tiers[i].load_bytes_per_s > 0 && m.tiers[i].store_bytes_per_s > 0 &&
+           m.tiers[i].latency_ns >= 0;
+  }
+  if (!good) {
     return error(Code::kBadFile, "machine file: every rate must be above zero and the tiers "
                                  "'device' and 'file' present");
   }
@@ -121,11 +130,13 @@ double attention_seconds(const Machine& m, const Op& op, const CostQuery& q) {
 
 Nanos op_cost(const Machine& m, const Graph& g, const Op& op, const CostQuery& q) {
   double seconds = 0;
+  // After the selection of output rows an op has fewer rows than the step.
+  const int64_t rows = std::min(q.rows, g.at(op.outputs[0]).rows);
   switch (op.kind) {
-    case OpKind::kMatMul: seconds = matmul_seconds(m, g, op, q.rows); break;
+    case OpKind::kMatMul: seconds = matmul_seconds(m, g, op, rows); break;
     case OpKind::kAttention: seconds = attention_seconds(m, op, q); break;
     default:
-      seconds = static_cast<double>(q.rows * g.at(op.outputs[0]).cols) / m.vector_per_s;
+      seconds = static_cast<double>(rows * g.at(op.outputs[0]).cols) / m.vector_per_s;
   }
   return m.op_overhead_ns + static_cast<Nanos>(seconds * 1e9);
 }

@@ -19,9 +19,13 @@ struct Missing {
 
 class Bridge {
  public:
-  Bridge(const Program& target, const std::vector<Placed>& state)
-      : target_(target), graph_(*target.graph) {
+  Bridge(const Program& target, const std::vector<Placed>& state, Ending ending)
+      : target_(target), graph_(*target.graph), dropped_(target.instrs.size(), false) {
     for (const Placed& p : state) have_.emplace(p.name, p.offset);
+    if (ending == Ending::kCycle) return;
+    for (const Residency& r : target.residencies) {
+      if (for_next_cycle(r)) dropped_[r.begin.index()] = true;
+    }
   }
 
   Result<Program> run() {
@@ -38,6 +42,12 @@ class Bridge {
   }
 
  private:
+  // Begun by a load of this cycle, used in the next.
+  bool for_next_cycle(const Residency& r) const {
+    return r.begin != kEntry && r.end == target_.exit() &&
+           target_.instrs[r.begin.index()].kind == InstrKind::kLoad;
+  }
+
   Status find_missing() {
     std::vector<std::vector<int32_t>> uses(graph_.tensors.size());
     for (int32_t s = 0; s < target_.exit().value; ++s) {
@@ -80,7 +90,8 @@ class Bridge {
         ahead += missing_[issued].bytes;
       }
       new_step_.push_back(static_cast<int32_t>(out_.instrs.size()));
-      if (s < target_.exit().value) out_.instrs.push_back(target_.instrs[static_cast<size_t>(s)]);
+      if (s == target_.exit().value || dropped_[static_cast<size_t>(s)]) continue;
+      out_.instrs.push_back(target_.instrs[static_cast<size_t>(s)]);
     }
   }
 
@@ -98,6 +109,7 @@ class Bridge {
   // there from the start.
   void copy_waits() {
     for (int32_t s = 0; s < target_.exit().value; ++s) {
+      if (dropped_[static_cast<size_t>(s)]) continue;
       std::vector<Step> waits;
       for (Step w : target_.instrs[static_cast<size_t>(s)].waits) {
         if (w.value < s) waits.push_back(Step(new_step_[w.index()]));
@@ -107,6 +119,7 @@ class Bridge {
     std::unordered_map<TensorId, const Missing*> loads;
     for (const Missing& m : missing_) loads[target_.residencies[m.residency].tensor] = &m;
     for (int32_t s = 0; s < target_.exit().value; ++s) {
+      if (dropped_[static_cast<size_t>(s)]) continue;
       Instr& i = out_.instrs[static_cast<size_t>(new_step_[static_cast<size_t>(s)])];
       if (i.kind != InstrKind::kCompute) continue;
       for (TensorId t : graph_.at(i.op).inputs) {
@@ -130,6 +143,11 @@ class Bridge {
       r.end = Step(new_step_[r.end.index()]);
     }
     for (const Missing& m : missing_) out_.residencies[m.residency].begin = Step(m.load_step);
+    for (size_t k = target_.residencies.size(); k-- > 0;) {
+      const Residency& r = target_.residencies[k];
+      if (r.begin == kEntry || !dropped_[r.begin.index()]) continue;
+      out_.residencies.erase(out_.residencies.begin() + static_cast<std::ptrdiff_t>(k));
+    }
     std::stable_sort(out_.residencies.begin(), out_.residencies.end(),
                      [](const Residency& a, const Residency& b) {
                        return a.begin != b.begin ? a.begin < b.begin : a.offset < b.offset;
@@ -139,6 +157,7 @@ class Bridge {
   const Program& target_;
   const Graph& graph_;
   std::unordered_map<std::string, Bytes> have_;
+  std::vector<bool> dropped_;      // by step of target: loads that nobody would use
   std::vector<Missing> missing_;   // by first use
   std::vector<int32_t> new_step_;  // step of target -> step of bridge
   Program out_;
@@ -146,8 +165,9 @@ class Bridge {
 
 }  // namespace
 
-Result<Program> plan_bridge(const Program& target, const std::vector<Placed>& state) {
-  return Bridge(target, state).run();
+Result<Program> plan_bridge(const Program& target, const std::vector<Placed>& state,
+                            Ending ending) {
+  return Bridge(target, state, ending).run();
 }
 
 }  // namespace headrace

@@ -50,17 +50,23 @@ Analysis analyse(const Graph& graph) {
   return a;
 }
 
-// Predicted times that differ by less than one part in this many are taken as equal.
-constexpr Nanos kNearTie = 100;
-
-// Ring sizes to try: from the largest weight (no overlap at all) up by doubling.
-std::vector<Bytes> ring_candidates(const Analysis& a) {
+// Ring sizes to try: by doubling from the largest streamed weight (no overlap at all); where the
+// room is ample, from one that also rides out a disk less steady than the machine file says.
+std::vector<Bytes> ring_candidates(const Analysis& a, const TierInfo& tier) {
+  constexpr double kUnsteady = 4;  // latencies' worth of bytes in flight
+  constexpr Bytes kAmple = 16;     // a ring is small beside this many times its size
   Bytes largest = 0;
-  for (const WeightUse& w : a.weights) largest = std::max(largest, w.bytes);
+  for (const WeightUse& w : a.weights) {
+    if (!plan::always_resident(w)) largest = std::max(largest, w.bytes);
+  }
   const Bytes room = a.layout.weight_end() - a.layout.weight_begin();
   std::vector<Bytes> sizes = {largest};
-  if (largest == 0) return sizes;  // a graph without weights
-  for (Bytes ring = 2 * largest; ring <= std::min(room, 64 * kMiB); ring *= 2) {
+  if (largest == 0) return sizes;  // nothing can be streamed
+  const Bytes in_flight = static_cast<Bytes>(kUnsteady * tier.load_bytes_per_s *
+                                             static_cast<double>(tier.latency_ns) / 1e9);
+  const Bytes steady = 2 * largest + in_flight;
+  if (steady * kAmple <= room) sizes = {steady};
+  for (Bytes ring = 2 * sizes[0]; ring <= std::min(room, 64 * kMiB); ring *= 2) {
     sizes.push_back(ring);
   }
   return sizes;
@@ -89,14 +95,13 @@ Result<Program> plan_cyclic(const PlanRequest& request) {
   }
   Program best;
   Nanos best_ns = 0;
-  for (Bytes ring : ring_candidates(a)) {
+  for (Bytes ring : ring_candidates(a, request.machine->tiers[1])) {
     if (!plan::place_weights(*request.graph, a.weights, a.layout, ring)) continue;
     Program candidate = plan::emit(request, a.layout, a.buffers, a.weights);
     const Nanos ns = simulate(candidate).total_ns;
-    // A larger ring rides out a disk less steady than the machine file says: it wins a near tie.
-    if (best.graph == nullptr || ns <= best_ns + best_ns / kNearTie) {
+    if (best.graph == nullptr || ns < best_ns) {
       best = std::move(candidate);
-      best_ns = std::min(ns, best_ns == 0 ? ns : best_ns);
+      best_ns = ns;
     }
     if (a.layout.arena_bytes >= a.full_arena) break;  // nothing is streamed, whatever the ring
   }

@@ -18,9 +18,9 @@
 //
 // Promises
 //   1. Deterministic: the same request gives the same Program, byte for byte.
-//   2. The Program passes verify(); its extents lie inside arena_bytes.
-//   3. Monotone: a larger arena never keeps fewer weight bytes.
-//   4. What cannot fit is kDoesNotFit with the least arena that would do, before any work.
+//   2. The Program passes verify(), as the tests check for every plan they make; its extents lie
+//      inside arena_bytes.
+//   3. What cannot fit is kDoesNotFit with the least arena that would do, before any work.
 #pragma once
 
 #include <memory>
@@ -47,10 +47,15 @@ Bytes least_arena_bytes(const Graph& graph);
 // The smallest arena in which plan_cyclic streams nothing.
 Bytes full_arena_bytes(const Graph& graph);
 
-// The first cycle of `target` from another state: the same computation and the same final state,
-// with Loads, earliest deadline first, for what `state` lacks. `state` is the exit_state of the
-// Program that ran before; empty at the very start.
-Result<Program> plan_bridge(const Program& target, const std::vector<Placed>& state);
+// What follows a bridge: more cycles of the target, or another Program. In the second case the loads
+// that the target issues for its next cycle are left out, and the bridge ends without them.
+enum class Ending { kCycle, kStop };
+
+// The first cycle of `target` from another state: the same computation, with Loads, earliest deadline
+// first, for what `state` lacks. `state` is the exit_state of the Program that ran before; empty at
+// the very start. Ends as the target does (kCycle), or with its residents alone (kStop).
+Result<Program> plan_bridge(const Program& target, const std::vector<Placed>& state,
+                            Ending ending = Ending::kCycle);
 
 // What a Program holds and moves, for the plan table and the report.
 struct PlanSummary {

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "headrace/run/prepared.h"
+#include "headrace/run/executor_state.h"
 
 namespace headrace {
 namespace {
@@ -14,60 +14,6 @@ Nanos now_ns() {
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<Nanos>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
-
-// What the device holds of one named tensor.
-struct Held {
-  bool here = false;
-  Bytes offset = 0;
-  Ticket pending;       // of the load that brings it; 0 once it has been waited for
-  int32_t tier = 0;     // the tier of `pending`
-  int32_t record = -1;  // step of the load in the current run, for the trace
-};
-
-}  // namespace
-
-struct Executor::State {
-  Arena& arena;
-  std::vector<Tier*> tiers;
-  ThreadPool& pool;
-  HeldNames names;
-  std::vector<Held> held;
-  std::vector<Ticket> gathers;  // rows in flight
-  int32_t gather_tier = 0;
-  uint64_t last_id = 0;
-  uint64_t current = 0;  // id of the Program entered last; 0: none
-  Moved moved;
-  bool broken = false;
-
-  State(Arena& a, std::vector<Tier*> t, ThreadPool& p)
-      : arena(a), tiers(std::move(t)), pool(p) {}
-
-  Status wait(Held& h) {
-    if (h.pending.value == 0) return {};
-    const Ticket ticket = h.pending;
-    h.pending = {};
-    return tiers[static_cast<size_t>(h.tier)]->wait(ticket);
-  }
-
-  Status wait_gathers() {
-    Status first;
-    for (Ticket t : gathers) {
-      Status s = tiers[static_cast<size_t>(gather_tier)]->wait(t);
-      if (first.ok()) first = s;
-    }
-    gathers.clear();
-    return first;
-  }
-
-  // After an error: nothing may still write into the arena, and nothing runs any more.
-  void drain() {
-    broken = true;
-    for (Held& h : held) (void)wait(h);
-    (void)wait_gathers();
-  }
-};
-
-namespace {
 
 // One run of one Program.
 class Run {
@@ -80,8 +26,7 @@ class Run {
     trace_->stall_ns = trace_->loaded_bytes = trace_->gathered_bytes = trace_->stored_bytes = 0;
   }
 
-  template <typename S>
-  Status compute(S& state, const ComputeStep& c, size_t step) {
+  Status compute(ExecutorState& state, const ComputeStep& c, size_t step) {
     const Nanos begin = now_ns();
     Nanos ready = begin;
     bool waited = false;
@@ -123,8 +68,7 @@ class Run {
     return {};
   }
 
-  template <typename S>
-  Status load(S& state, const Instr& i, const TransferStep& t, size_t step) {
+  Status load(ExecutorState& state, const Instr& i, const TransferStep& t, size_t step) {
     Held& h = held_[static_cast<size_t>(t.held)];
     HR_CHECK(!h.here, "a load of what is held already");
     HR_ASSIGN(h.pending, state.tiers[i.tier.index()]->load(t.from, t.to));
@@ -139,8 +83,7 @@ class Run {
   }
 
   // Each row's page-rounded superset, see gathered_row_stride.
-  template <typename S>
-  Status gather(S& state, const Instr& i, const TransferStep& t, size_t step) {
+  Status gather(ExecutorState& state, const Instr& i, const TransferStep& t, size_t step) {
     const Tensor& table = *t.tensor;
     const Bytes stride = gathered_row_stride(table);
     const Bytes width = row_bytes(table.dtype, table.cols);
@@ -164,8 +107,7 @@ class Run {
     return {};
   }
 
-  template <typename S>
-  Status detach(S& state, const TransferStep& t) {
+  Status detach(ExecutorState& state, const TransferStep& t) {
     Held& h = held_[static_cast<size_t>(t.held)];
     HR_TRY(state.wait(h));
     h.here = false;
@@ -203,8 +145,7 @@ class Run {
   Nanos start_;
 };
 
-template <typename S>
-Status enter(S& state, Prepared& p) {
+Status enter(ExecutorState& state, Prepared& p) {
   if (state.current == p.id && p.program.cyclic) return {};
   std::vector<bool> expected(state.held.size(), false);
   for (const Prepared::Entry& e : p.entry) {
@@ -224,8 +165,7 @@ Status enter(S& state, Prepared& p) {
   return {};
 }
 
-template <typename S>
-Status walk(S& state, Prepared& p, Run& run, const std::atomic<bool>* cancel) {
+Status walk(ExecutorState& state, Prepared& p, Run& run, const std::atomic<bool>* cancel) {
   const auto& instrs = p.program.instrs;
   for (size_t s = 0; s < instrs.size(); ++s) {
     const size_t at = static_cast<size_t>(p.index[s]);
@@ -256,7 +196,7 @@ Status walk(S& state, Prepared& p, Run& run, const std::atomic<bool>* cancel) {
 }  // namespace
 
 Executor::Executor(Arena& arena, std::vector<Tier*> tiers, ThreadPool& pool)
-    : state_(std::make_unique<State>(arena, std::move(tiers), pool)) {}
+    : state_(std::make_unique<ExecutorState>(arena, std::move(tiers), pool)) {}
 
 Executor::~Executor() { state_->drain(); }
 
@@ -273,7 +213,7 @@ const Program& Executor::program_of(const Prepared& prepared) { return prepared.
 
 Status Executor::run(Prepared& prepared, const StepRows& rows, Trace* trace,
                      const std::atomic<bool>* cancel) {
-  HR_CHECK(!state_->broken, "a run after an error");
+  if (!state_->failed.ok()) return state_->failed.within("nothing runs after an error");
   HR_CHECK(rows.rows() >= 1 && rows.rows() <= prepared.program.graph->max_rows,
            "rows within what the program was planned for");
   Status status = enter(*state_, prepared);
@@ -282,7 +222,10 @@ Status Executor::run(Prepared& prepared, const StepRows& rows, Trace* trace,
     status = walk(*state_, prepared, run, cancel);
     run.finish();
   }
-  if (!status.ok()) state_->drain();
+  if (!status.ok()) {
+    state_->failed = status;
+    state_->drain();
+  }
   return status;
 }
 

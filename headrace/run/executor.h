@@ -5,12 +5,13 @@
 // tensor is held when the device has, or is receiving, a copy of it.
 //
 // Promises
-//   1. No allocation and no system call in run() beyond transfers, futexes and the clock.
+//   1. No allocation and no system call in run() beyond transfers, futexes and the clock, but for
+//      the first time a Program writes a Trace larger than any before.
 //   2. A Program may be entered only from the state that it was planned from: every weight of its
 //      entry state is held at its offset (checked). Transfers in flight to anything else are
 //      waited for first.
 //   3. A transfer that fails is returned as its Status (file, offset, errno), with the step's
-//      name; every transfer in flight is waited for, and the executor accepts no further run.
+//      name; every transfer in flight is waited for, and every later run returns that error.
 //   4. Same inputs, same outputs, bit for bit, whatever the timing of transfers.
 // Not thread-safe.
 #pragma once
@@ -36,6 +37,8 @@ struct PreparedDeleter {
   void operator()(Prepared* p) const;
 };
 using PreparedPtr = std::unique_ptr<Prepared, PreparedDeleter>;
+
+struct ExecutorState;
 
 class Executor {
  public:
@@ -67,8 +70,7 @@ class Executor {
   const Moved& moved() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<ExecutorState> state_;
 };
 
 }  // namespace headrace

@@ -14,10 +14,14 @@ struct GenerateOptions {
   int64_t max_tokens = 64;   // 0: until the context is full
   bool ignore_end = false;   // go on after an end-of-generation token
   SamplingOptions sampling;
+  // What the session holds already, before `prompt`: the repeat penalty counts it too. Borrowed
+  // for the call; may be empty.
+  std::span<const int32_t> history;
 };
 
-// What was measured. "Steady" steps are decode steps after the first: the first one also moves
-// the session from the prefill Program to the decode Program.
+// What was measured. "Steady" steps are decode steps after the first, which also moves the
+// session from the prefill Program to the decode Program, and after the last swap to a new plan:
+// its figures are not mixed with those of the plan before.
 struct GenerateStats {
   int64_t prompt_tokens = 0;
   Nanos prefill_ns = 0;
@@ -29,6 +33,10 @@ struct GenerateStats {
   Nanos steady_wait_ns = 0;  // compute standing still for transfers
   Bytes steady_loaded = 0;
   Bytes steady_gathered = 0;
+  // Of the steady steps that waited half of their time or more: there the link is nearly always
+  // busy, and bytes / time is its rate.
+  Bytes bound_loaded = 0;
+  Nanos bound_ns = 0;
   bool ended = false;        // by an end-of-generation token
 };
 

@@ -47,7 +47,9 @@ Result<std::vector<int32_t>> encode_chat(const Model& model,
   chat.add_generation_prompt = add_generation_prompt;
   chat.bos_token = model.bos_token;
   chat.eos_token = model.eos_token;
-  HR_ASSIGN(std::vector<TextPiece> pieces, render_chat(model.chat_template, messages, chat));
+  auto rendered = render_chat(model.chat_template, messages, chat);
+  if (!rendered.ok()) return rendered.status().within("chat template");
+  const std::vector<TextPiece>& pieces = *rendered;
   EncodeOptions encode;
   encode.parse_special = true;
   // Most templates write the first token themselves; where one does not, it is added.

@@ -7,7 +7,7 @@ namespace headrace {
 
 std::optional<double> RateMonitor::add(Bytes loaded, Nanos step_ns, Nanos wait_ns) {
   constexpr double kLeaves = 0.20;    // of the planned rate
-  constexpr double kLinkBound = 0.05; // of the step spent waiting
+  constexpr double kLinkBound = 0.5; // of the step spent waiting
   if (loaded == 0 || static_cast<double>(wait_ns) < kLinkBound * static_cast<double>(step_ns)) {
     count_ = 0;
     return std::nullopt;

@@ -55,12 +55,12 @@ class Session {
   TierCounters tier_counters() const { return tier_->counters(); }
   // kIo when a model file was changed while the session ran.
   Status check_files() const { return tier_->check_unchanged(); }
-  // The last step's Program and Trace.
+  // The last step's Program and Trace, also of a step that failed. Precondition: there was one.
   const Program& last_program() const { return Executor::program_of(*last_); }
   const Trace& last_trace() const { return trace_; }
 
  private:
-  // kLeft: after a decode Program that has been replaced; the state is left_behind_.
+  // The kind of the Program that ran last. kLeft: a decode Program that has been replaced since.
   enum class Phase { kStart, kLeft, kPrefillBody, kPrefill, kDecode };
 
   Session(const Model& model, SessionPlan plan, const std::atomic<bool>* cancel);
@@ -76,11 +76,11 @@ class Session {
   std::unique_ptr<FileTier> tier_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Executor> executor_;
-  std::map<std::pair<Phase, Phase>, PreparedPtr> programs_;  // (from, to); from == to: cyclic
+  std::map<std::pair<Phase, Phase>, PreparedPtr> programs_;  // (from, to)
   Phase phase_ = Phase::kStart;
+  std::vector<Placed> state_;  // what the Program that ran last left on the device
   RateMonitor monitor_;
-  double new_rate_ = 0;             // of the link, when it is time to plan again; else 0
-  std::vector<Placed> left_behind_; // state of a decode Program that was replaced
+  double new_rate_ = 0;  // of the link, when it is time to plan again; else 0
   int replans_ = 0;
   int64_t position_ = 0;
   StepRows rows_;

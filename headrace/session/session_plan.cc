@@ -7,7 +7,10 @@
 namespace headrace {
 namespace {
 
+// KV of a sequence is planned in segments of whole attention tiles; a long context has longer
+// segments, not more of them, so that plans do not grow with it.
 constexpr int64_t kSegmentTokens = 256;
+constexpr int64_t kMostSegments = 16;
 constexpr int64_t kLargestChunk = 512;
 constexpr int64_t kSmallestChunk = 16;
 
@@ -15,10 +18,18 @@ constexpr int64_t kSmallestChunk = 16;
 // first use, thread stacks, trace records, output text. Measured at 1.6 MiB for SmolLM2-135M.
 constexpr Bytes kGrowth = 3 * kMiB;
 constexpr Bytes kGrowthPerThread = 64 * kKiB;
-// A prepared Program holds about this much an instruction (addresses, records).
-constexpr Bytes kGrowthPerInstr = 640;
-// Rings, tickets and bounce memory of the file tier.
-constexpr Bytes kTransferMemory = 1 * kMiB;
+// All Programs of a session together hold about this much an op and a tensor of the Graph.
+constexpr Bytes kGrowthPerOp = 2 * kKiB;
+constexpr Bytes kGrowthPerTensor = kKiB;
+// A Sampler holds a candidate and a weight for every token of the vocabulary.
+constexpr Bytes kSamplerBytesPerToken = 16;
+// What the process holds is rounded up to this, so that the same command makes the same plan.
+constexpr Bytes kProcessUnit = kMiB;
+
+int64_t segment_tokens(int64_t context) {
+  return kSegmentTokens * ((context + kMostSegments * kSegmentTokens - 1) /
+                           (kMostSegments * kSegmentTokens));
+}
 
 // Tiles large enough that a load is all bandwidth, small enough that a ring holds several.
 Bytes tile_bytes(const Model& model) {
@@ -35,10 +46,7 @@ class Planner {
   Result<SessionPlan> run() {
     HR_TRY(choose_context());
     HR_ASSIGN(std::shared_ptr<const Graph> rows_graph, graph(1, true));
-    if (!reserve_process(rows_graph->ops.size()).ok()) {
-      HR_ASSIGN(const Bytes least, least_memory(model_, plan_.options));
-      return does_not_fit(least - plan_.options.memory_bytes);
-    }
+    if (!reserve_process(*rows_graph).ok()) return does_not_fit();
     HR_TRY(plan_decode(std::move(rows_graph)));
     HR_TRY(plan_prefill());
     plan_.arena_bytes = plan_.decode.arena_bytes;
@@ -51,7 +59,7 @@ class Planner {
     plan_.ledger = BudgetLedger(Bytes{1} << 60);
     HR_TRY(choose_context());
     HR_ASSIGN(std::shared_ptr<const Graph> g, graph(1, true));
-    HR_TRY(reserve_process(g->ops.size()));
+    HR_TRY(reserve_process(*g));
     Bytes arena = least_arena_bytes(*g);
     if (plan_.options.chunk > 1) {
       HR_ASSIGN(g, graph(plan_.options.chunk, true));
@@ -65,7 +73,7 @@ class Planner {
   Status choose_context() {
     const SessionOptions& o = plan_.options;
     const int64_t wanted = o.prompt_tokens + o.new_tokens;
-    plan_.context = context_bucket(o.context > 0 ? o.context : std::max<int64_t>(wanted, 1));
+    plan_.context = o.context > 0 ? o.context : context_bucket(std::max<int64_t>(wanted, 1));
     if (o.context > 0 && o.prompt_tokens >= o.context) {
       return error(Code::kUsage, "the prompt has %lld tokens, the context only %lld",
                    static_cast<long long>(o.prompt_tokens), static_cast<long long>(o.context));
@@ -78,7 +86,7 @@ class Planner {
     o.max_rows = rows;
     o.max_output_rows = plan_.options.all_logits ? rows : 1;
     o.context = plan_.context;
-    o.segment_tokens = kSegmentTokens;
+    o.segment_tokens = segment_tokens(plan_.context);
     o.tile_bytes = tile_bytes(model_);
     o.embedding_by_rows = embedding_by_rows;
     o.threads = plan_.options.threads;
@@ -86,18 +94,22 @@ class Planner {
     return std::make_shared<const Graph>(std::move(g));
   }
 
-  Status reserve_process(size_t ops) {
+  Status reserve_process(const Graph& g) {
     const ProcessMemory now = process_memory();
-    const Bytes instrs = static_cast<Bytes>(ops) * 3;  // with loads and detaches
-    HR_TRY(plan_.ledger.reserve("code, tokenizer, graph", now.rss));
-    HR_TRY(plan_.ledger.reserve("plans, stacks, growth",
-                                kGrowth + plan_.options.threads * kGrowthPerThread +
-                                    instrs * kGrowthPerInstr));
+    HR_TRY(plan_.ledger.reserve("code, tokenizer, graph", round_up(now.rss, kProcessUnit)));
+    HR_TRY(plan_.ledger.reserve(
+        "plans, stacks, growth",
+        kGrowth + plan_.options.threads * kGrowthPerThread +
+            static_cast<Bytes>(g.ops.size()) * kGrowthPerOp +
+            static_cast<Bytes>(g.tensors.size()) * kGrowthPerTensor));
+    if (!plan_.options.greedy) {
+      HR_TRY(plan_.ledger.reserve("sampling", model_.config.vocab * kSamplerBytesPerToken));
+    }
     HR_TRY(plan_.ledger.reserve("transfers", kTransferMemory));
     // Page tables are the kernel's memory but the control group's bill: 8 bytes a page, and the
     // few pages of upper levels and of everything that is mapped already.
-    return plan_.ledger.reserve("page tables",
-                                now.page_tables + plan_.options.memory_bytes / 512);
+    return plan_.ledger.reserve("page tables", round_up(now.page_tables, kProcessUnit / 4) +
+                                                   plan_.options.memory_bytes / 512);
   }
 
   PlanRequest request(const char* name, std::shared_ptr<const Graph> g, Bytes arena) const {
@@ -114,8 +126,7 @@ class Planner {
 
   Status plan_decode(std::shared_ptr<const Graph> by_rows) {
     const Bytes room = plan_.ledger.available();
-    const Bytes least = least_arena_bytes(*by_rows);
-    if (room < least) return does_not_fit(least - room);
+    if (room < least_arena_bytes(*by_rows)) return does_not_fit();
     // A tied embedding table is the output head as well: when all of it stays, rows are taken
     // from it and nothing is read. An untied table is read by rows for ever.
     if (model_.config.tied_embeddings && room >= full_arena_bytes(*by_rows)) {
@@ -131,8 +142,9 @@ class Planner {
     return {};
   }
 
-  Status does_not_fit(Bytes shortfall) const {
-    const Bytes least = plan_.options.memory_bytes + shortfall;
+  Status does_not_fit() const {
+    HR_ASSIGN(const Bytes least, least_memory(model_, plan_.options));
+    const Bytes shortfall = std::max<Bytes>(kPage, least - plan_.options.memory_bytes);
     return error(Code::kDoesNotFit,
                  "%s do not hold this model with a context of %lld: %s (%lld bytes) are missing; "
                  "the least budget is %s (--memory %lldMiB), or choose a smaller --context",

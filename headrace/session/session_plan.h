@@ -16,13 +16,17 @@
 
 namespace headrace {
 
+// Reserved for rings, tickets and bounce buffers of the file tier.
+constexpr Bytes kTransferMemory = 2 * kMiB;
+
 struct SessionOptions {
   Bytes memory_bytes = 0;     // the budget for the whole process
   int threads = 1;
-  int64_t context = 0;        // positions a sequence may have; 0: prompt + new tokens
+  int64_t context = 0;        // positions a sequence may have; 0: prompt + new tokens, rounded up
   int64_t prompt_tokens = 0;  // expected, to choose the chunk
   int64_t new_tokens = 0;     // expected
   int64_t chunk = 0;          // rows of a prefill step; 0: chosen
+  bool greedy = false;        // no sampling: its memory is not reserved
   bool all_logits = false;    // logits of every prefill row (perplexity, tests)
   Machine machine = Machine::defaults(1);
 };
@@ -30,7 +34,7 @@ struct SessionOptions {
 struct SessionPlan {
   SessionOptions options;
   BudgetLedger ledger{0};
-  int64_t context = 0;  // positions, whole segments
+  int64_t context = 0;  // positions that may be used; KV has room for whole segments
   int64_t chunk = 1;    // rows of the prefill Program; 1: there is none, decode does it all
   Bytes arena_bytes = 0;
   Program decode;

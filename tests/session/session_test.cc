@@ -129,7 +129,7 @@ TEST(Session, ResetAndRewindForgetExactlyWhatTheyShould) {
 TEST(Session, AFullContextIsAUsageErrorAndTheSessionGoesOn) {
   const SmallModel m(test::streamed_llama());
   SessionOptions options = session_options(*m.model, {0.05, 16, 1});
-  options.context = 100;  // rounded up to one segment of 256
+  options.context = 256;
   const auto session = start_session(*m.model, options);
   EXPECT_EQ(session->plan().context, 256);
   ASSERT_TRUE(session->append(test::prompt_of(250, 320)).ok());

@@ -92,8 +92,8 @@ inline SessionOptions session_options(const Model& model, const Setting& setting
   o.machine = Machine::defaults(setting.threads);
   const auto least = least_memory(model, o);
   EXPECT_TRUE(least.ok()) << least.status().message();
-  // Half a MiB: this process grows a little between the two questions.
-  o.memory_bytes = *least + kMiB / 2 +
+  // What the process holds is rounded up to a MiB, and it grows a little between the questions.
+  o.memory_bytes = *least + 3 * kMiB / 2 +
                    static_cast<Bytes>(setting.share *
                                       static_cast<double>(2 * weight_bytes(model.file) + 8 * kMiB));
   return o;
