@@ -36,8 +36,9 @@ Result<Conversation> Conversation::start(const Model& model, const std::string& 
     return error(Code::kUnsupported,
                  "--chat: this model has no chat template (tokenizer.chat_template)");
   }
-  HR_ASSIGN(ChatTemplate chat, ChatTemplate::parse(model.chat_template));
-  Conversation c(model, std::move(chat));
+  // A template that cannot be used is better refused before anything is typed.
+  HR_TRY(ChatTemplate::parse(model.chat_template).status().within("chat template"));
+  Conversation c(model);
   if (!system.empty()) c.say("system", system);
   return c;
 }
@@ -47,17 +48,7 @@ void Conversation::say(const std::string& role, const std::string& content) {
 }
 
 Result<std::vector<int32_t>> Conversation::encode() const {
-  const Tokenizer& tokenizer = model_->tokenizer;
-  ChatOptions options;
-  if (tokenizer.bos() >= 0)
-    options.bos_token = std::string(tokenizer.text(tokenizer.bos()));
-  if (tokenizer.eos() >= 0)
-    options.eos_token = std::string(tokenizer.text(tokenizer.eos()));
-  auto pieces = template_.render(messages_, options);
-  if (!pieces.ok()) return pieces.status().within("chat template");
-  EncodeOptions encode;
-  encode.parse_special = true;  // in trusted pieces only; the template brings its own bos
-  HR_ASSIGN(std::vector<int32_t> ids, tokenizer.encode(*pieces, encode));
+  HR_ASSIGN(std::vector<int32_t> ids, encode_chat(*model_, messages_));
   if (ids.empty()) return error(Code::kUsage, "the conversation is empty");
   return ids;
 }

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "headrace/model/chat_template.h"
 #include "headrace/session/model.h"
 #include "tools/console.h"
 
@@ -38,17 +37,12 @@ class Conversation {
   static Result<Conversation> start(const Model& model, const std::string& system);
 
   void say(const std::string& role, const std::string& content);
-  // Takes the last message back.
-  void unsay() { messages_.pop_back(); }
-  // Token ids of the whole conversation, ready for the assistant's answer. Special tokens
-  // come from the template alone, never from what people typed.
+  // Token ids of the whole conversation, ready for the assistant's answer: encode_chat.
   Result<std::vector<int32_t>> encode() const;
 
  private:
-  Conversation(const Model& model, ChatTemplate chat)
-      : model_(&model), template_(std::move(chat)) {}
+  explicit Conversation(const Model& model) : model_(&model) {}
   const Model* model_;
-  ChatTemplate template_;
   std::vector<ChatMessage> messages_;
 };
 
