@@ -16,7 +16,7 @@ constexpr int64_t kSmallestChunk = 16;
 
 // What the process may still grow by after planning, beside the arena: kernel code paged in on
 // first use, thread stacks, trace records, output text. Measured at 1.6 MiB for SmolLM2-135M.
-constexpr Bytes kGrowth = 3 * kMiB;
+constexpr Bytes kGrowth = 5 * kMiB / 2;
 constexpr Bytes kGrowthPerThread = 64 * kKiB;
 // All Programs of a session together hold about this much an op and a tensor of the Graph.
 constexpr Bytes kGrowthPerOp = 2 * kKiB;

@@ -17,7 +17,7 @@
 namespace headrace {
 
 // Reserved for rings, tickets and bounce buffers of the file tier.
-constexpr Bytes kTransferMemory = 2 * kMiB;
+constexpr Bytes kTransferMemory = 1 * kMiB;
 
 struct SessionOptions {
   Bytes memory_bytes = 0;     // the budget for the whole process
