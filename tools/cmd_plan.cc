@@ -24,11 +24,13 @@ Status plan(const PlanOptions& o) {
   // With --context the expectation gives way: a longer prompt is no reason to refuse.
   if (s.context > 0)
     s.prompt_tokens = std::min(s.prompt_tokens, std::max<int64_t>(s.context / 2, 1));
+  s.greedy = true;  // as `run` is without options
   const auto planned = plan_session(*model, s);
   if (!planned.ok()) {
     if (planned.status().code() != Code::kDoesNotFit) return planned.status();
     return with_advice(planned.status(), *model, s);
   }
+  HR_TRY(check_peak(*model, s));
   const PlanReport report = plan_report(*model, o.budget.model, *planned, setup);
   const std::vector<BudgetOption> budgets = other_budgets(*model, *planned);
   if (o.json) {

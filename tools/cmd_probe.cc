@@ -181,7 +181,7 @@ Status probe(const ProbeVerbOptions& o) {
   HR_TRY(check_writable(output));
   const int threads = o.threads > 0 ? o.threads : allowed_cpus();
   Machine machine = Machine::defaults(threads);
-  machine.name = "measured " + today() + " on " + processor_name();
+  machine.name = std::string(kMeasured) + today() + " on " + processor_name();
   HR_TRY(measure_disk(o, &machine));
   RateOptions rates;
   HR_ASSIGN(rates.memory_bytes, memory_to_read());

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -66,6 +67,11 @@ int write_all(int descriptor, std::string_view text) {
   return 0;
 }
 
+bool same_device(int a, int b) {
+  struct stat one = {}, two = {};
+  return fstat(a, &one) == 0 && fstat(b, &two) == 0 && one.st_rdev == two.st_rdev;
+}
+
 Status output_status(int error_number) {
   if (error_number == 0 || error_number == EPIPE) return {};
   return error(Code::kIo, "cannot write to standard output: %s",
@@ -79,6 +85,8 @@ Console look_at_console() {
   c.stdin_terminal = isatty(STDIN_FILENO) == 1;
   c.stdout_terminal = isatty(STDOUT_FILENO) == 1;
   c.stderr_terminal = isatty(STDERR_FILENO) == 1;
+  c.one_terminal = c.stdout_terminal && c.stderr_terminal &&
+                   same_device(STDOUT_FILENO, STDERR_FILENO);
   winsize size = {};
   if (c.stderr_terminal && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 &&
       size.ws_col > 0) {
@@ -134,6 +142,7 @@ bool answer_interrupted() { return g_interrupted; }
 
 bool TextOutput::write(std::string_view text) {
   if (error_ == 0) error_ = write_all(STDOUT_FILENO, text);
+  if (!text.empty()) mid_line_ = text.back() != '\n';
   return error_ == 0;
 }
 
@@ -146,12 +155,18 @@ void ProgressLine::restart() {
 
 void ProgressLine::update(const char* what, int64_t done, int64_t total) {
   constexpr Nanos kQuiet = 500'000'000, kBetween = 100'000'000;
-  if (!enabled_) return;
+  constexpr Nanos kBetweenLines = 10'000'000'000;
   const Nanos now = since_start();
+  const Progress progress{what, done, total, now - begin_};
+  if (!console_.stderr_terminal) {
+    if (now - last_ < kBetweenLines) return;
+    last_ = now;
+    notice("%s", progress_line(progress, 0, {}).c_str());
+    return;
+  }
   if (now - begin_ < kQuiet || (drawn_ && now - last_ < kBetween)) return;
   last_ = now;
   drawn_ = true;
-  const Progress progress{what, done, total, now - begin_};
   // One column stays free: writing the last one would move some terminals to the next
   // line.
   print_error("\r\x1b[K" +

@@ -4,7 +4,7 @@
 // Promises
 //   1. Only TextOutput writes to stdout in `run`; everything else goes to stderr.
 //   2. Progress is drawn only when stderr is a terminal, and never while text streams to
-//      one.
+//      one. Elsewhere (nohup, a pipe) it is a plain line every ten seconds.
 //   3. The first SIGINT or SIGTERM sets a flag; the next one ends the process.
 #pragma once
 
@@ -21,6 +21,7 @@ struct Console {
   bool stdin_terminal = false;
   bool stdout_terminal = false;
   bool stderr_terminal = false;
+  bool one_terminal = false;  // stdout and stderr are the same one
   int width = 80;          // of stderr's terminal
   TextStyle error_style;   // of stderr
   TextStyle output_style;  // of stdout
@@ -50,21 +51,24 @@ class TextOutput {
   // False once nothing more can be written.
   bool write(std::string_view text);
   bool closed() const { return error_ != 0; }
+  // Text was written, and it did not end in a newline.
+  bool mid_line() const { return mid_line_; }
   // Ok also when the reader went away (EPIPE): that ends a run, it is no failure. Else
   // kIo.
   Status status() const;
 
  private:
   int error_ = 0;
+  bool mid_line_ = false;
 };
 
-// The one rewritten line.
+// The one rewritten line; where stderr is no terminal, lines of their own.
 class ProgressLine {
  public:
-  explicit ProgressLine(const Console& console, bool enabled)
-      : console_(console), enabled_(enabled && console.stderr_terminal) {}
+  explicit ProgressLine(const Console& console) : console_(console) {}
   ~ProgressLine() { clear(); }
-  // Draws at most ten times a second, and not in the first half second.
+  // Draws at most ten times a second, and not in the first half second; lines of their
+  // own come every ten seconds.
   void update(const char* what, int64_t done, int64_t total);
   // A new phase: its own clock, nothing drawn yet.
   void restart();
@@ -72,7 +76,6 @@ class ProgressLine {
 
  private:
   const Console& console_;
-  bool enabled_;
   bool drawn_ = false;
   Nanos begin_ = 0;
   Nanos last_ = 0;

@@ -67,7 +67,7 @@ Status read_machine(const BudgetOptions& o, Setup* setup) {
   if (!machine.ok()) return machine.status().within(path);
   setup->session.machine = std::move(machine).value();
   setup->machine_source = setup->session.machine.name;
-  setup->machine_measured = true;
+  setup->machine_measured = setup->machine_source.rfind(kMeasured, 0) == 0;
   return {};
 }
 

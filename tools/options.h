@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <string_view>
 
 #include "headrace/session/session_plan.h"
 
@@ -23,8 +24,10 @@ struct Setup {
   SessionOptions session;
   std::string budget_source;   // "set", "auto: ..."
   std::string machine_source;  // "built-in defaults (...)", "measured ..."
-  bool machine_measured = false;
+  bool machine_measured = false;  // by `headrace probe`, not written by hand
 };
+// How the name of a machine file begins that `headrace probe` wrote.
+constexpr std::string_view kMeasured = "measured ";
 // Reads sizes, machine file and CPU count. kUsage for a budget that is no size; kIo and
 // kBadFile for a machine file that cannot be read or is none.
 Result<Setup> read_setup(const BudgetOptions& options);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "headrace/base/system_memory.h"
 #include "headrace/model/tokenizer_stream.h"
 
 namespace headrace::cli {
@@ -47,6 +48,13 @@ int64_t context_that_fits(const Model& model, SessionOptions o) {
     if (context == context_bucket(1)) break;
   }
   return 0;
+}
+
+// least_memory, but never below what reading the model has taken.
+Result<Bytes> least_memory_now(const Model& model, const SessionOptions& options) {
+  HR_ASSIGN(const Bytes least, least_memory(model, options));
+  // Peaks of the same command differ by some pages.
+  return std::max(least, process_memory().peak_rss + kMiB / 2);
 }
 
 std::string option_line(const std::string& option, const std::string& meaning) {
@@ -119,9 +127,21 @@ PlanReport plan_report(const Model& model, const std::string& path,
   return r;
 }
 
+Status check_peak(const Model& model, const SessionOptions& options) {
+  const Bytes peak = process_memory().peak_rss;
+  if (peak <= options.memory_bytes) return {};
+  HR_ASSIGN(const Bytes least, least_memory_now(model, options));
+  return error(Code::kDoesNotFit,
+               "reading this model and planning took %s (%lld bytes) at the peak, more "
+               "than the budget of %s\nthe least budget is %s\nwhat would fit:\n%s",
+               human_bytes(peak).c_str(), static_cast<long long>(peak),
+               human_bytes(options.memory_bytes).c_str(), human_bytes(least).c_str(),
+               option_line(mib_option(least), "all else unchanged").c_str());
+}
+
 Status with_advice(const Status& refusal, const Model& model,
                    const SessionOptions& options) {
-  const auto least = least_memory(model, options);
+  const auto least = least_memory_now(model, options);
   if (!least.ok()) return refusal;
   std::string out = refusal.message();
   if (*least > options.memory_bytes) {
@@ -142,7 +162,7 @@ Status with_advice(const Status& refusal, const Model& model,
   } else {
     SessionOptions small = options;
     small.context = context_bucket(options.prompt_tokens + 1);
-    const auto smallest = least_memory(model, small);
+    const auto smallest = least_memory_now(model, small);
     if (smallest.ok() && round_up(*smallest, kMiB) < round_up(*least, kMiB)) {
       out += option_line(
           mib_option(*smallest),
@@ -152,7 +172,7 @@ Status with_advice(const Status& refusal, const Model& model,
   if (options.chunk > 1) {
     SessionOptions unchunked = options;
     unchunked.chunk = 0;
-    const auto smaller = least_memory(model, unchunked);
+    const auto smaller = least_memory_now(model, unchunked);
     if (smaller.ok() && round_up(*smaller, kMiB) < round_up(*least, kMiB)) {
       out += option_line(mib_option(*smaller), "without --chunk");
     }

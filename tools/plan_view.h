@@ -21,6 +21,11 @@ ProgramFigures figures_of(const Program& program, int64_t rows);
 PlanReport plan_report(const Model& model, const std::string& path,
                        const SessionPlan& plan, const Setup& setup);
 
+// kDoesNotFit, with the numbers and the least budget, when this process has held more
+// than the budget already (reading a model takes memory for a moment); errors of
+// least_memory.
+Status check_peak(const Model& model, const SessionOptions& options);
+
 // `refusal`, a kDoesNotFit of plan_session with `options`, told with the shortfall, the
 // least budget and the nearest options that really fit; unchanged where they cannot be
 // found out.

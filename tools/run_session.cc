@@ -12,9 +12,9 @@
 namespace headrace::cli {
 namespace {
 
-constexpr int64_t kConversationContext =
-    2048;                               // positions, unless --context says otherwise
-constexpr int64_t kAnswerTokens = 512;  // the same, for --tokens
+// Positions of a conversation and of --tokens 0, unless --context says otherwise.
+constexpr int64_t kUsualContext = 2048;
+constexpr int64_t kAnswerTokens = 512;  // of a conversation, unless --tokens says otherwise
 constexpr int64_t kTypicalTurn = 64;    // tokens, to choose the chunk of a conversation
 constexpr Nanos kBetweenFileChecks = 1'000'000'000;
 
@@ -32,17 +32,11 @@ class Runner {
         console_(look_at_console()),
         stop_(stop_flag()),
         interactive_(options.prompt.interactive(console_)),
-        progress_(console_, true) {}
+        progress_(console_) {}
 
   Status run() {
     HR_TRY(check_options());
-    HR_TRY(load());
-    HR_TRY(plan());
-    HR_TRY(start());
-    Status status = interactive_ ? converse() : answer(prompt_, nullptr);
-    if (status.ok()) status = output_.status();
-    if (status.ok()) status = session_->check_files();
-    return finish(std::move(status));
+    return finish(work());
   }
 
  private:
@@ -53,7 +47,20 @@ class Runner {
       if (!file.empty()) HR_TRY(check_writable(file));
     }
     HR_ASSIGN(setup_, read_setup(o_.budget));
+    report_.plan.budget_bytes = setup_.session.memory_bytes;
+    report_.plan.threads = setup_.session.threads;
+    const SamplingOptions& sampling = o_.generate.sampling;
+    setup_.session.greedy = sampling.temperature == 0 && sampling.repeat_penalty == 1;
     return {};
+  }
+
+  Status work() {
+    HR_TRY(load());
+    HR_TRY(plan());
+    HR_TRY(start());
+    HR_TRY(interactive_ ? converse() : answer(prompt_, {}, nullptr));
+    HR_TRY(output_.status());
+    return session_->check_files();
   }
 
   Status stopped() const {
@@ -80,24 +87,35 @@ class Runner {
     return {};
   }
 
-  Status plan() {
+  // What to expect: the prompt, the tokens, the context.
+  void expect() {
     SessionOptions& s = setup_.session;
     max_tokens_ = o_.generate.max_tokens;
     if (interactive_) {
       if (!o_.has_tokens) max_tokens_ = kAnswerTokens;
-      if (s.context == 0) s.context = conversation_context();
+      if (s.context == 0) s.context = usual_context(1);
       s.prompt_tokens = std::min(kTypicalTurn, s.context - 1);
       s.new_tokens = s.context - s.prompt_tokens;
-    } else {
-      s.prompt_tokens = static_cast<int64_t>(prompt_.size());
-      s.new_tokens = max_tokens_;
+      return;
     }
+    s.prompt_tokens = static_cast<int64_t>(prompt_.size());
+    s.new_tokens = max_tokens_;
+    if (max_tokens_ > 0) return;
+    // Until the context is full; it has to end somewhere.
+    if (s.context == 0) s.context = usual_context(s.prompt_tokens + 1);
+    s.new_tokens = std::max<int64_t>(s.context - s.prompt_tokens, 0);
+  }
+
+  Status plan() {
+    const SessionOptions& s = setup_.session;
+    expect();
     auto planned = plan_session(*model_, s);
     if (!planned.ok()) {
       if (planned.status().code() != Code::kDoesNotFit) return planned.status();
       return with_advice(planned.status(), *model_, s);
     }
     plan_ = std::move(planned).value();
+    HR_TRY(check_peak(*model_, s));
     HR_TRY(stopped());
     report_.plan = plan_report(*model_, o_.budget.model, plan_, setup_);
     print_error(plan_table(report_.plan, console_.error_style) + "\n");
@@ -105,19 +123,20 @@ class Runner {
     return {};
   }
 
-  // As many positions as are usual and fit.
-  int64_t conversation_context() const {
+  // As many positions as are usual and fit, but `least` whatever happens.
+  int64_t usual_context(int64_t least) const {
     SessionOptions s = setup_.session;
-    s.context = kConversationContext;
+    s.prompt_tokens = 0;
+    s.context = kUsualContext;
     if (model_->config.trained_context > 0) {
       s.context = std::min(s.context, model_->config.trained_context);
     }
-    while (s.context > context_bucket(1)) {
-      const auto least = least_memory(*model_, s);
-      if (!least.ok() || *least <= s.memory_bytes) break;
+    while (s.context > context_bucket(least)) {
+      const auto needed = least_memory(*model_, s);
+      if (!needed.ok() || *needed <= s.memory_bytes) break;
       s.context = context_bucket(s.context / 2);
     }
-    return s.context;
+    return s.context >= least ? s.context : context_bucket(least);
   }
 
   void warn_of_context(int64_t positions) const {
@@ -157,13 +176,24 @@ class Runner {
     return !answer_interrupted() && files_unchanged();
   }
 
-  // Reads between the second token and the last are those of the steady steps.
+  // Reads between the second token, or the first one of a new plan, and the last are
+  // those of the steady steps.
   void count_reads() {
     ++tokens_now_;
     if (tokens_now_ < 2) return;
     const Bytes now = io_.read_bytes();
-    if (tokens_now_ == 2) reads_begin_ = now;
+    if (tokens_now_ == 2 || session_->replans() != replans_) reads_begin_ = now;
+    if (session_->replans() != replans_) forget_steady_steps();
+    replans_ = session_->replans();
     reads_end_ = now;
+  }
+
+  // Those before a swap of plans are not averaged with those after it.
+  void forget_steady_steps() {
+    report_.steady_steps = 0;
+    report_.steady_ns = report_.steady_wait_ns = report_.bound_ns = 0;
+    report_.steady_loaded = report_.steady_gathered = report_.bound_loaded = 0;
+    report_.steady_read = -1;
   }
 
   bool files_unchanged() {
@@ -173,8 +203,9 @@ class Runner {
     return session_->check_files().ok();
   }
 
-  // Appends `tokens` to the session and streams what follows.
-  Status answer(std::span<const int32_t> tokens, std::string* said) {
+  // Appends `tokens` to the session, which holds `before`, and streams what follows.
+  Status answer(std::span<const int32_t> tokens, std::span<const int32_t> before,
+                std::string* said) {
     const int64_t room = session_->plan().context - session_->position() -
                          static_cast<int64_t>(tokens.size());
     if (room < 0) {
@@ -184,6 +215,7 @@ class Runner {
     GenerateOptions g = o_.generate;
     limit_ = max_tokens_ > 0 ? std::min(max_tokens_, room + 1) : room + 1;
     g.max_tokens = limit_;
+    g.history = before;
     tokens_now_ = 0;
     reads_begin_ = reads_end_ = -1;
     prompt_left_ = static_cast<int64_t>(tokens.size());
@@ -212,6 +244,8 @@ class Runner {
     report_.steady_wait_ns += s.steady_wait_ns;
     report_.steady_loaded += s.steady_loaded;
     report_.steady_gathered += s.steady_gathered;
+    report_.bound_loaded += s.bound_loaded;
+    report_.bound_ns += s.bound_ns;
     if (reads_begin_ >= 0 && reads_end_ >= reads_begin_) {
       report_.steady_read =
           std::max<Bytes>(report_.steady_read, 0) + reads_end_ - reads_begin_;
@@ -256,7 +290,8 @@ class Runner {
     const size_t before = report_.tokens.size();
     std::string said;
     set_interruptible(true);
-    const Status status = answer(std::span(ids).subspan(common), &said);
+    const std::span<const int32_t> all(ids);
+    const Status status = answer(all.subspan(common), all.first(common), &said);
     set_interruptible(false);
     HR_TRY(status);
     conversation_->say("assistant", said);
@@ -271,17 +306,15 @@ class Runner {
 
   Status finish(Status status) {
     progress_.clear();
-    // A terminal's text may end anywhere; the report's lines start on their own.
-    if (console_.stdout_terminal && !interactive_) print_error("\n");
     if (status.code() == Code::kCancelled) report_.exit_reason = "cancelled";
     if (!status.ok() && status.code() != Code::kCancelled) {
       report_.exit_reason = "error";
       report_.error = valid_utf8(status.message());
     }
-    if (session_->replans() > 0) {
+    if (session_ != nullptr && session_->replans() > 0) {
       report_.plan = plan_report(*model_, o_.budget.model, session_->plan(), setup_);
+      report_.replans = session_->replans();
     }
-    report_.replans = session_->replans();
     report_.version = HEADRACE_VERSION;
     report_.exit_code = exit_code(status.code());
     Status written = write_trace();
@@ -291,14 +324,19 @@ class Runner {
       if (written.ok()) written = reported;
     }
     report_.peak_rss_bytes = process_memory().peak_rss;
-    print_error((console_.stdout_terminal ? "\n" : "") + final_line(report_) + "\n");
+    // On a terminal the text ends anywhere in a line; the figures start on their own.
+    if (console_.one_terminal && output_.mid_line()) print_error("\n");
+    if (session_ != nullptr) {
+      print_error((console_.one_terminal ? "\n" : "") + final_line(report_) + "\n");
+    }
     if (status.ok()) return written;
     if (!written.ok()) notice("%s", written.message().c_str());
     return status;
   }
 
   Status write_trace() const {
-    if (o_.trace_file.empty() || session_->position() == 0) return {};
+    if (o_.trace_file.empty() || session_ == nullptr || session_->position() == 0)
+      return {};
     return write_file(o_.trace_file,
                       to_chrome_json(session_->last_program(), session_->last_trace()));
   }
@@ -320,6 +358,7 @@ class Runner {
   int64_t max_tokens_ = 0;
   int64_t limit_ = 0;        // tokens of this answer, at most
   int64_t tokens_now_ = 0;   // of this answer
+  int replans_ = 0;          // of the session, at the last token
   int64_t prompt_left_ = 0;  // tokens of a prompt that is being read, 0 afterwards
   Bytes reads_begin_ = -1;
   Bytes reads_end_ = -1;

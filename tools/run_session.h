@@ -18,9 +18,10 @@ struct RunOptions {
   std::string trace_file;
 };
 
-// Text goes to stdout, all else to stderr. Once the session has started a report is
-// written whatever happens. Errors: those of every part; kCancelled after a signal; kIo
-// when the report or trace cannot be written (checked before anything is loaded, too).
+// Text goes to stdout, all else to stderr. Once the options make sense a report is
+// written whatever happens, also when loading or planning was stopped or failed. Errors:
+// those of every part; kCancelled after a signal; kIo when the report or trace cannot be
+// written (checked before anything is loaded, too).
 Status run_session(const RunOptions& options);
 
 }  // namespace headrace::cli

@@ -121,8 +121,9 @@ std::string facts(const PlanReport& p, const TextStyle& style) {
   if (p.trained_context > 0) context += ", trained for " + grouped(p.trained_context);
   const std::string link = human_bytes(static_cast<Bytes>(p.machine.link_bytes_per_s));
   std::string rates = p.machine.source;
-  if (p.machine.threads != p.threads) {
-    rates += text_of(" (with %d threads)", p.machine.threads);
+  if (p.machine.measured && p.machine.threads != p.threads) {
+    rates += text_of("; measured with %d thread%s, this is for %d", p.machine.threads,
+                     p.machine.threads == 1 ? "" : "s", p.threads);
   }
   const std::string threads =
       std::to_string(p.threads) + (p.threads == 1 ? " thread" : " threads");

@@ -21,6 +21,17 @@ double shown_rate(const RunReport& r) {
   return rate(static_cast<int64_t>(r.tokens.size()) - 1, r.decode_ns);
 }
 
+void write_bound(const SpeedBound& bound, JsonWriter& json) {
+  json.key("bound_tokens_per_s");
+  if (bound.source != nullptr) {
+    json.value(bound.tokens_per_s);
+    json.field("bound_source", bound.source);
+  } else {
+    json.null();
+    json.key("bound_source").null();
+  }
+}
+
 }  // namespace
 
 double decode_tokens_per_s(const RunReport& r) {
@@ -34,14 +45,26 @@ double stall_fraction(const RunReport& r) {
   return r.steady_ns > 0 ? seconds(r.steady_wait_ns) / seconds(r.steady_ns) : 0;
 }
 
-double bound_tokens_per_s(const RunReport& r) {
-  if (r.steady_steps == 0 || r.plan.machine.link_bytes_per_s <= 0) return 0;
-  const double link =
-      static_cast<double>(r.plan.decode.streamed_bytes) / r.plan.machine.link_bytes_per_s;
-  const double compute =
+SpeedBound speed_bound(const RunReport& r) {
+  if (r.steady_steps == 0) return {};
+  SpeedBound bound{0, "measured in this run"};
+  double link_bytes_per_s = rate(r.bound_loaded, r.bound_ns);
+  if (link_bytes_per_s <= 0 && r.plan.decode.streamed_bytes > 0) {
+    // A session that planned again did so with a rate that it had measured.
+    if (r.replans == 0) bound.source = "machine file";
+    if (r.replans == 0 && !r.plan.machine.measured) return {};
+    link_bytes_per_s = r.plan.machine.link_bytes_per_s;
+    if (link_bytes_per_s <= 0) return {};
+  }
+  double slowest =
       seconds(r.steady_ns - r.steady_wait_ns) / static_cast<double>(r.steady_steps);
-  const double slowest = std::max(link, compute);
-  return slowest > 0 ? 1 / slowest : 0;
+  if (link_bytes_per_s > 0) {
+    const double streamed = static_cast<double>(r.plan.decode.streamed_bytes);
+    slowest = std::max(slowest, streamed / link_bytes_per_s);
+  }
+  if (slowest <= 0) return {};
+  bound.tokens_per_s = 1 / slowest;
+  return bound;
 }
 
 std::string run_report_json(const RunReport& r) {
@@ -70,7 +93,7 @@ std::string run_report_json(const RunReport& r) {
   json.field("steady_steps", r.steady_steps);
   json.field("steady_seconds", seconds(r.steady_ns));
   json.field("decode_tokens_per_s", decode_tokens_per_s(r));
-  json.field("bound_tokens_per_s", bound_tokens_per_s(r));
+  write_bound(speed_bound(r), json);
   json.field("stall_fraction", stall_fraction(r));
   json.field("time_to_first_token_s", seconds(r.first_token_ns));
   json.field("time_to_first_token_from", "the entry of main()");
@@ -80,9 +103,14 @@ std::string run_report_json(const RunReport& r) {
   json.field("threads", r.plan.threads);
   json.key("tokens").numbers(r.tokens);
   json.field("text", r.text);
-  json.key("plan").begin_object();
-  write_plan(r.plan, json);
-  json.end_object();
+  json.key("plan");
+  if (r.plan.arena_bytes > 0) {
+    json.begin_object();
+    write_plan(r.plan, json);
+    json.end_object();
+  } else {
+    json.null();
+  }
   json.end_object();
   return json.take();
 }
@@ -114,6 +142,7 @@ std::string progress_line(const Progress& p, int width, const TextStyle& style) 
                         : human_time(static_cast<Nanos>(left * 1e9))) +
             " left";
   }
+  if (width == 0) return line + tail;
   const int room = width - columns(line) - columns(tail) - 3;
   if (p.total > 0 && room >= 8) {
     const double part = static_cast<double>(p.done) / static_cast<double>(p.total);

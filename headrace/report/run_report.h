@@ -9,7 +9,7 @@
 namespace headrace {
 
 // "Steady" steps are decode steps after the first, which also moves the session from the
-// prompt's Program to that of decoding.
+// prompt's Program to that of decoding, and after the last swap to a new plan.
 struct RunReport {
   PlanReport plan;
   std::string version;
@@ -32,6 +32,9 @@ struct RunReport {
   Nanos steady_wait_ns = 0;     // compute standing still for transfers
   Bytes steady_loaded = 0;      // asked of the tier by Loads
   Bytes steady_gathered = 0;    // by Gathers
+  // Of the steady steps that waited half of their time or more.
+  Bytes bound_loaded = 0;
+  Nanos bound_ns = 0;
   Bytes steady_read = -1;       // read_bytes of /proc/self/io; -1: not counted
   std::vector<int32_t> tokens;  // generated
   std::string text;             // UTF-8
@@ -40,16 +43,24 @@ struct RunReport {
 double decode_tokens_per_s(const RunReport& run);  // of steady steps; 0: there were none
 double prefill_tokens_per_s(const RunReport& run);
 double stall_fraction(const RunReport& run);
+
 // What no schedule can beat with this resident set on this machine:
 // 1 / max(streamed bytes / link rate, compute time a step without waits).
-double bound_tokens_per_s(const RunReport& run);
+// The link's rate is the one this run saw where it was bound by the link; else the one
+// that `headrace probe` measured. Without either there is no bound: built-in defaults
+// say nothing about a machine.
+struct SpeedBound {
+  double tokens_per_s = 0;
+  const char* source = nullptr;  // "measured in this run", "machine file"; null: no bound
+};
+SpeedBound speed_bound(const RunReport& run);
 
 std::string run_report_json(const RunReport& run);
 // One line without a newline: tokens, rates, peak.
 std::string final_line(const RunReport& run);
 
 // The rewritten line of a terminal: "prefill 512/2048", a bar, rate and time left; at
-// most `width` columns, no newline.
+// most `width` columns, no newline. Width 0: for a log, without the bar.
 struct Progress {
   std::string what;  // "prompt", "text"
   int64_t done = 0;

@@ -75,6 +75,19 @@ TEST(PlanReport, TheTableSaysWhatIsReadAndHowFast) {
   EXPECT_NE(table.find("56.0 MiB"), std::string::npos) << table;
 }
 
+TEST(PlanReport, RatesMeasuredWithOtherThreadsSaySo) {
+  PlanReport p = sample_plan();
+  p.machine.source = "measured 2026-01-01";
+  p.machine.measured = true;
+  p.machine.threads = 2;
+  p.threads = 1;
+  const std::string table = plan_table(p, {});
+  EXPECT_NE(table.find("measured with 2 threads, this is for 1"), std::string::npos)
+      << table;
+  p.threads = 2;
+  EXPECT_EQ(plan_table(p, {}).find("measured with"), std::string::npos);
+}
+
 TEST(PlanReport, BudgetsThatDoNotFitSaySo) {
   const std::string table = budget_table(
       {{8 * kMiB, "25 %"}, {64 * kMiB, "this", true, kMiB, 0, 10'000'000, true}}, {});
@@ -87,8 +100,36 @@ TEST(RunReport, RatesAreThoseOfSteadySteps) {
   EXPECT_DOUBLE_EQ(decode_tokens_per_s(r), 10);
   EXPECT_DOUBLE_EQ(prefill_tokens_per_s(r), 20);
   EXPECT_DOUBLE_EQ(stall_fraction(r), 0.75);
+}
+
+TEST(RunReport, TheBoundIsThatOfTheLinkAsThisRunSawIt) {
+  RunReport r = sample_run();
+  r.bound_loaded = 2 * 56 * kMiB;
+  r.bound_ns = 160'000'000;  // 80 ms a step, of which 25 ms are computing
+  EXPECT_STREQ(speed_bound(r).source, "measured in this run");
+  EXPECT_DOUBLE_EQ(speed_bound(r).tokens_per_s, 12.5);
+  r.bound_ns = 16'000'000;
+  EXPECT_DOUBLE_EQ(speed_bound(r).tokens_per_s, 40) << "computing bounds it";
+}
+
+TEST(RunReport, WithoutALinkBoundStepTheBoundNeedsAMeasuredMachine) {
+  RunReport r = sample_run();
+  EXPECT_EQ(speed_bound(r).source, nullptr) << "built-in defaults are no measurement";
+  EXPECT_TRUE(Json::parse(run_report_json(r))["bound_tokens_per_s"].is_null());
+  EXPECT_TRUE(Json::parse(run_report_json(r))["bound_source"].is_null());
+  r.plan.machine.measured = true;
+  EXPECT_STREQ(speed_bound(r).source, "machine file");
   // 56 MiB at 1 GB/s take longer than the 25 ms of computing.
-  EXPECT_DOUBLE_EQ(bound_tokens_per_s(r), 1e9 / (56.0 * kMiB));
+  EXPECT_DOUBLE_EQ(speed_bound(r).tokens_per_s, 1e9 / (56.0 * kMiB));
+  EXPECT_EQ(Json::parse(run_report_json(r))["bound_source"], "machine file");
+}
+
+TEST(RunReport, ARunThatReadsNothingIsBoundByItsComputing) {
+  RunReport r = sample_run();
+  r.plan.decode.streamed_bytes = r.steady_loaded = 0;
+  r.steady_wait_ns = 0;
+  EXPECT_STREQ(speed_bound(r).source, "measured in this run");
+  EXPECT_DOUBLE_EQ(speed_bound(r).tokens_per_s, 10);
 }
 
 TEST(RunReport, TheJsonHoldsEverythingAndCountsPerToken) {
@@ -106,8 +147,11 @@ TEST(RunReport, WhatWasNotMeasuredIsNullOrZeroNeverInvented) {
   const Json j = Json::parse(run_report_json(r));
   EXPECT_TRUE(j["read_bytes_per_token"].is_null());
   EXPECT_EQ(j["decode_tokens_per_s"], 0);
-  EXPECT_EQ(j["bound_tokens_per_s"], 0);
-  EXPECT_TRUE(j["plan"]["prefill"].is_null());
+  EXPECT_TRUE(j["bound_tokens_per_s"].is_null());
+  EXPECT_TRUE(j["plan"].is_null());
+  r.plan = sample_plan();
+  r.plan.prefill.rows = 0;
+  EXPECT_TRUE(Json::parse(run_report_json(r))["plan"]["prefill"].is_null());
 }
 
 TEST(RunReport, TheFinalLineFitsIn80Columns) {
@@ -127,6 +171,7 @@ TEST(Progress, TheLineHasRateAndTimeLeftAndKeepsItsWidth) {
   EXPECT_NE(line.find("30 s left"), std::string::npos) << line;
   for (const int width : {10, 25, 40, 79})
     EXPECT_LE(columns(progress_line(p, width, {})), width);
+  EXPECT_EQ(progress_line(p, 0, {}), "text 30/120  3.00 tok/s  30 s left");
 }
 
 }  // namespace
