@@ -77,6 +77,9 @@ struct RealFile {
   const char* reference;
 };
 
+// For the lists of tests.
+void PrintTo(const RealFile& real, std::ostream* out) { *out << real.file; }
+
 class RealModel : public testing::TestWithParam<RealFile> {};
 
 // llama.cpp's own 8-bit activations change its top token at 2 to 6 % of all positions against the

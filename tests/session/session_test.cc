@@ -54,6 +54,9 @@ struct Family {
   testing::TinyShape shape;
 };
 
+// For the lists of tests.
+void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+
 class SessionBits : public ::testing::TestWithParam<Family> {};
 
 TEST_P(SessionBits, AreTheSameAtEveryBudgetChunkAndThreadCount) {
@@ -254,8 +257,8 @@ TEST(Generate, GreedyTokensAreTheArgmaxOfEachStep) {
   EXPECT_EQ(stats.tokens, want.tokens);
   EXPECT_EQ(told, want.tokens);
   EXPECT_EQ(stats.prompt_tokens, 40);
-  EXPECT_EQ(stats.steady_steps, 10);
-  if (session->replans() == 0) {
+  if (session->replans() == 0) {  // a busy disk may have led to a new plan
+    EXPECT_EQ(stats.steady_steps, 10);
     EXPECT_EQ(stats.steady_loaded,
               stats.steady_steps * summarize(session->plan().decode).streamed_bytes);
   }
