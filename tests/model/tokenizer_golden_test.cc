@@ -113,7 +113,7 @@ TEST(TokenizerGolden, ScoredCharactersMatchSentencePiece) {
 
 // The real files, where a folder with them is given; ids from llama.cpp.
 Tokenizer real_tokenizer(const std::string& file) {
-  auto model = open_model(std::string(std::getenv("HEADRACE_MODELS")) + "/" + file);
+  auto model = open_model(real_model(file));
   EXPECT_TRUE(model.ok()) << model.status().message();
   auto vocabulary = vocabulary_from_gguf(&*model);
   EXPECT_TRUE(vocabulary.ok()) << vocabulary.status().message();
@@ -121,9 +121,9 @@ Tokenizer real_tokenizer(const std::string& file) {
 }
 
 TEST(TokenizerGolden, SmolLm2MatchesLlamaCpp) {
-  if (std::getenv("HEADRACE_MODELS") == nullptr)
-    GTEST_SKIP() << "HEADRACE_MODELS is not set";
-  const Tokenizer t = real_tokenizer("SmolLM2-135M-Instruct.Q4_1.gguf");
+  const std::string file = "SmolLM2-135M-Instruct.Q4_1.gguf";
+  if (real_model(file).empty()) GTEST_SKIP() << "HEADRACE_MODELS has no " << file;
+  const Tokenizer t = real_tokenizer(file);
   expect_ids(t, read_data("tokenizer/smollm2_ids.json"), {}, same);
   EXPECT_EQ(t.bos(), 1);
   EXPECT_TRUE(t.is_end_of_generation(t.find("<|im_end|>")));
@@ -132,9 +132,9 @@ TEST(TokenizerGolden, SmolLm2MatchesLlamaCpp) {
 }
 
 TEST(TokenizerGolden, Gemma3MatchesLlamaCpp) {
-  if (std::getenv("HEADRACE_MODELS") == nullptr)
-    GTEST_SKIP() << "HEADRACE_MODELS is not set";
-  const Tokenizer t = real_tokenizer("gemma-3-270m-q4_k_m.gguf");
+  const std::string file = "gemma-3-270m-q4_k_m.gguf";
+  if (real_model(file).empty()) GTEST_SKIP() << "HEADRACE_MODELS has no " << file;
+  const Tokenizer t = real_tokenizer(file);
   std::vector<Ids> ids = read_data("tokenizer/gemma3_ids.json");
   // llama.cpp takes "</s>" for a token that ends generations and does not match it here;
   // in the model's own tokenizer.json it is an HTML tag like "<s>", matched in any text.

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,6 +24,15 @@ inline nlohmann::json read_data(const std::string& name) {
   std::ifstream file(data_path(name));
   EXPECT_TRUE(file) << name;
   return nlohmann::json::parse(file);
+}
+
+// Path of a real model's file in the folder that HEADRACE_MODELS names; empty where it is
+// not there.
+inline std::string real_model(const std::string& file) {
+  const char* folder = std::getenv("HEADRACE_MODELS");
+  if (folder == nullptr) return "";
+  const std::string path = std::string(folder) + "/" + file;
+  return std::filesystem::exists(path) ? path : "";
 }
 
 using Ids = std::vector<int32_t>;
