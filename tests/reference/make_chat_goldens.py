@@ -1,12 +1,20 @@
 #!/usr/bin/env python3
-"""Renders the templates of tests/data/chat/ with jinja2 as Hugging Face transformers sets it up.
+"""Renders chat templates with jinja2 as Hugging Face transformers sets it up.
 
-Needs the package `jinja2` (made with 3.1.6): python3 tests/reference/make_chat_goldens.py
+Needs the package `jinja2` (made with 3.1.6). Without arguments it does tests/data/chat/:
+    python3 tests/reference/make_chat_goldens.py
 Each NAME.jinja gets a NAME.json: a list of cases; "expected" is null where jinja2 raises.
+
+Templates of real models belong to others and are not kept here. To compare those of a folder
+(the `chat_template` of a GGUF file or a tokenizer_config.json, saved as NAME.jinja):
+    python3 tests/reference/make_chat_goldens.py FOLDER
+    HEADRACE_CHAT_TEMPLATES=FOLDER test_model --gtest_filter='ChatTemplate.*AFolder*'
+The first writes FOLDER/NAME.json, the second renders the same cases and says what differs.
 """
 import datetime
 import json
 import pathlib
+import sys
 
 import jinja2
 import jinja2.ext
@@ -33,6 +41,9 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{
     "function": {"name": "get_weather", "arguments": {"city": "Paris", "x": [1, {"a": None}]}}}]}
 RESULT = {"role": "tool", "name": "get_weather", "content": "{\"t\": 21}",
           "tool_call_id": "abcdefghi"}
+TWO_CALLS = {"role": "assistant", "content": None, "tool_calls": CALL["tool_calls"] * 2}
+TEXT_CALL = {"role": "assistant", "content": " So: ", "tool_calls": [{
+    "id": "short", "type": "function", "function": {"name": "noop", "arguments": "{}"}}]}
 PARTS = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "image"},
                                      {"type": "text", "text": " two"}]}
 CONVERSATIONS = [
@@ -40,6 +51,7 @@ CONVERSATIONS = [
     [USER, CALL, RESULT], [SYSTEM, USER, CALL, RESULT, ANSWER, USER], [PARTS],
     [SYSTEM, PARTS, ANSWER], [USER, USER], [ANSWER], [], [{"role": "user", "content": ""}],
     [USER, {"role": "assistant", "content": "x", "reasoning_content": "because"}, USER],
+    [USER, TWO_CALLS, RESULT, RESULT, ANSWER], [USER, TEXT_CALL, RESULT],
 ]
 VARIABLES = [{}, {"enable_thinking": False}]
 
@@ -87,21 +99,28 @@ def save(path, data):
     path.write_text(json.dumps(data, ensure_ascii=False, indent=0) + "\n")
 
 
+def cases(env, source):
+    out = []
+    for messages in CONVERSATIONS:
+        for tools in (None, TOOLS):
+            for variables in VARIABLES:
+                generate = not (tools and variables)
+                out.append({
+                    "messages": messages, "tools": tools, "variables": variables,
+                    "add_generation_prompt": generate,
+                    "expected": render(env, source, messages, tools, generate, variables)})
+    return out
+
+
 def main():
     env = environment()
-    for path in sorted(OUT.glob("*.jinja")):
+    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
+    for path in sorted(folder.glob("*.jinja")):
         with open(path, newline="") as file:
             source = file.read()
-        cases = []
-        for messages in CONVERSATIONS:
-            for tools in (None, TOOLS):
-                for variables in VARIABLES:
-                    generate = not (tools and variables)
-                    cases.append({
-                        "messages": messages, "tools": tools, "variables": variables,
-                        "add_generation_prompt": generate,
-                        "expected": render(env, source, messages, tools, generate, variables)})
-        save(path.with_suffix(".json"), cases)
+        save(path.with_suffix(".json"), cases(env, source))
+    if folder != OUT:
+        return
     messages = [{"role": "user", "content": "hi \"x\""},
                 {"role": "assistant", "content": [{"type": "text", "text": "t"}]}]
     save(OUT / "snippets.json", {"messages": messages, "cases": [
