@@ -73,15 +73,19 @@ class CheckLayers(unittest.TestCase):
         self.expect_fault("folder misc is not in the order")
 
     def test_the_readme_must_name_every_folder_and_no_other(self):
-        self.write("README.md", "```\nheadrace/\n  base/  x\n  ir/    y\n  kv/    z\n"
-                                "  plan/  p\ntools/  q\n```\n")
+        self.write("README.md", "```\nheadrace/base/  x\nheadrace/ir/    y\nheadrace/kv/    z\n"
+                                "headrace/plan/  p\ntools/  q\n```\n")
         self.expect_fault("the map does not name headrace/tier")
         self.expect_fault("the map names headrace/kv, which does not exist")
 
     def test_a_true_readme_is_ok(self):
-        self.write("README.md", "# T\n\n```\nheadrace/          the library\n  base/  x\n  ir/ y\n"
-                                "  tier/  z\n  plan/  p\n```\n")
+        self.write("README.md", "# T\n\n```\nheadrace/base/  x\nheadrace/ir/ y\nheadrace/tier/  z\n"
+                                "headrace/plan/  p\n```\n")
         self.assertEqual(self.check()[0], 0)
+
+    def test_a_readme_without_a_map_is_told(self):
+        self.write("README.md", "# T\n")
+        self.expect_fault("README.md: no map of folders")
 
     def test_the_cmake_file_links_in_the_same_order(self):
         self.write("CMakeLists.txt", "headrace_folder(ir LINK x)\nheadrace_folder(base)\n")
