@@ -51,6 +51,22 @@ std::vector<Row> config_rows(const ModelConfig& c) {
   return rows;
 }
 
+const char* kind_of(const Tokenizer& t) {
+  switch (t.model()) {
+    case TokenizerModel::kByteBpe: return "byte BPE";
+    case TokenizerModel::kCharBpe: return "character BPE";
+    case TokenizerModel::kScoredChars: return "scored pieces";
+  }
+  return "";
+}
+
+// The rules that divide text into words before that.
+std::string division(const Tokenizer& t) {
+  if (t.model() != TokenizerModel::kByteBpe) return "undivided";
+  return t.pre().empty() ? "divided by the file's own rules"
+                         : "divided as " + valid_utf8(t.pre());
+}
+
 std::string special(const Tokenizer& t, int32_t id) {
   if (id < 0) return "none";
   return text_of("%d %s", id, valid_utf8(t.text(id)).c_str());
@@ -110,12 +126,7 @@ std::string as_text(const Model& m, const InspectOptions& o, const TextStyle& st
   rows.push_back(
       {"tokenizer", text_of("%s tokens, %s in memory", grouped(t.size()).c_str(),
                             human_bytes(t.bytes()).c_str())});
-  const auto kind = m.file.string_or("tokenizer.ggml.model", "");
-  const auto pre = m.file.string_or("tokenizer.ggml.pre", "");
-  if (kind.ok() && !kind->empty()) {
-    rows.back().second += ", " + valid_utf8(*kind);
-    if (pre.ok() && !pre->empty()) rows.back().second += " / " + valid_utf8(*pre);
-  }
+  rows.push_back({"tokenizer method", std::string(kind_of(t)) + ", " + division(t)});
   rows.push_back({"special tokens", "begin " + special(t, t.bos()) + ", end " +
                                         special(t, t.eos()) + ", unknown " +
                                         special(t, t.unk())});
@@ -165,10 +176,8 @@ void write_config(const ModelConfig& c, JsonWriter& json) {
 void write_tokenizer(const Model& m, JsonWriter& json) {
   const Tokenizer& t = m.tokenizer;
   json.begin_object();
-  const auto kind = m.file.string_or("tokenizer.ggml.model", "");
-  const auto pre = m.file.string_or("tokenizer.ggml.pre", "");
-  json.field("model", kind.ok() ? valid_utf8(*kind) : "");
-  json.field("pre", pre.ok() ? valid_utf8(*pre) : "");
+  json.field("model", kind_of(t)).field("pre", valid_utf8(t.pre()));
+  json.field("division", division(t));
   json.field("size", t.size()).field("bos", t.bos()).field("eos", t.eos());
   json.field("unk", t.unk()).field("pad", t.pad());
   json.field("add_bos", t.add_bos()).field("add_eos", t.add_eos());

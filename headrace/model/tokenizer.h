@@ -82,6 +82,10 @@ class Tokenizer {
   int32_t eos() const { return state_->vocabulary.eos; }
   int32_t unk() const { return state_->vocabulary.unk; }
   int32_t pad() const { return state_->vocabulary.pad; }
+  // How ordinary text becomes tokens, and the name of the rules that divide it before
+  // that; empty: the file gives the rules themselves, or there are none.
+  TokenizerModel model() const { return state_->vocabulary.model; }
+  std::string_view pre() const { return state_->vocabulary.pre; }
   // What the file says should be added to a plain prompt.
   bool add_bos() const { return state_->vocabulary.add_bos; }
   bool add_eos() const { return state_->vocabulary.add_eos; }

@@ -62,6 +62,7 @@ class Process {
     std::string input;               // of stdin
     int stdout_descriptor = -1;      // instead of a file
     bool terminal = false;           // stdin and stderr are one, see type()
+    bool stdout_terminal = false;    // with `terminal`: stdout as well
     std::function<void()> in_child;  // before exec
   };
   Process(const Folder& folder, std::vector<std::string> args)
@@ -89,6 +90,7 @@ class Process {
           ::open(::ptsname(terminal_), O_RDWR);  // becomes the controlling one
       ::dup2(slave, 0);
       ::dup2(slave, 2);
+      if (options.stdout_terminal) ::dup2(slave, 1);
       ::setenv("TERM", "xterm", 1);
     }
     ::close_range(3, 1000, 0);
@@ -100,14 +102,23 @@ class Process {
 
   // Waits until at least `bytes` of stdout are there; false when it ended before.
   bool wait_for_output(size_t bytes) const {
-    for (int i = 0; i < 6000; ++i) {
-      if (size_of("stdout") >= bytes) return true;
-      siginfo_t info = {};
-      ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT);
-      if (info.si_pid == pid_) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return false;
+    return wait_until([&] { return size_of("stdout") >= bytes; });
+  }
+  // The same for a text on stderr.
+  bool wait_for_error(const std::string& text) const {
+    return wait_until(
+        [&] { return slurp(folder_ / "stderr").find(text) != std::string::npos; });
+  }
+  // Waits until it catches SIGINT and sleeps (reads a pipe that gives nothing).
+  bool wait_for_sleep() const {
+    return wait_until([&] {
+      const std::string status =
+          slurp("/proc/" + std::to_string(pid_) + "/status");
+      const size_t caught = status.find("SigCgt:");
+      return status.find("State:\tS") != std::string::npos &&
+             caught != std::string::npos &&
+             (std::stoull(status.substr(caught + 7), nullptr, 16) & 2) != 0;
+    });
   }
   void send(int signal) const { ::kill(pid_, signal); }
   // What a person types at the terminal; "\x03" is Ctrl-C, "\x04" Ctrl-D.
@@ -146,6 +157,17 @@ class Process {
   }
 
  private:
+  // Looks every 5 ms for half a minute; false when the process ended before.
+  bool wait_until(const std::function<bool()>& holds) const {
+    for (int i = 0; i < 6000; ++i) {
+      if (holds()) return true;
+      siginfo_t info = {};
+      ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT);
+      if (info.si_pid == pid_) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
   int create(const char* name) const {
     return ::open((folder_ / name).c_str(), O_CREAT | O_TRUNC | O_RDWR, 0600);
   }

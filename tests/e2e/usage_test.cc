@@ -152,6 +152,7 @@ TEST_F(Usage, InspectShowsTheModel) {
   EXPECT_EQ(json["config"]["family"], "llama");
   EXPECT_EQ(json["config"]["layers"], 2);
   EXPECT_EQ(json["tokenizer"]["size"], 512);
+  EXPECT_EQ(json["tokenizer"]["model"], "byte BPE");
   refused({"inspect", kTiny, "--template"}, 4, "no chat template");
 }
 
