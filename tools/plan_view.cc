@@ -15,9 +15,8 @@ std::string mib_option(Bytes bytes) {
 }
 
 Bytes reserved_for(const SessionPlan& plan) {
-  // Page tables take a 512th of the budget, whatever it is.
-  const Bytes fixed = plan.ledger.reserved() - plan.options.memory_bytes / 512;
-  return round_up(fixed / 511 * 512 + kPage, kMiB);
+  const Bytes tables = page_tables_of(plan.options.memory_bytes);
+  return round_up(budget_around(plan.ledger.reserved() - tables), kMiB);
 }
 
 BudgetOption option_of(const SessionPlan& plan, std::string label) {

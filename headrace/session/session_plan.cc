@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kSegmentTokens = 256;
 constexpr int64_t kMostSegments = 16;
 constexpr int64_t kLargestChunk = 512;
+// One byte of page tables for so many bytes of memory.
+constexpr Bytes kPageTableShare = 512;
 constexpr int64_t kSmallestChunk = 16;
 
 // What the process may still grow by after planning, beside the arena: kernel code paged in on
@@ -65,8 +67,7 @@ class Planner {
       HR_ASSIGN(g, graph(plan_.options.chunk, true));
       arena = std::max(arena, least_arena_bytes(*g));
     }
-    // Page tables take a 512th of the budget: B - B / 512 >= everything else.
-    return (plan_.ledger.reserved() + arena) / 511 * 512 + kPage;
+    return budget_around(plan_.ledger.reserved() + arena);
   }
 
  private:
@@ -109,7 +110,7 @@ class Planner {
     // Page tables are the kernel's memory but the control group's bill: 8 bytes a page, and the
     // few pages of upper levels and of everything that is mapped already.
     return plan_.ledger.reserve("page tables", round_up(now.page_tables, kProcessUnit / 4) +
-                                                   plan_.options.memory_bytes / 512);
+                                                   page_tables_of(plan_.options.memory_bytes));
   }
 
   PlanRequest request(const char* name, std::shared_ptr<const Graph> g, Bytes arena) const {
@@ -214,6 +215,13 @@ class Planner {
 }  // namespace
 
 int64_t context_bucket(int64_t positions) { return round_up(positions, kSegmentTokens); }
+
+Bytes page_tables_of(Bytes budget) { return budget / kPageTableShare; }
+
+// B - B / 512 >= fixed.
+Bytes budget_around(Bytes fixed) {
+  return fixed / (kPageTableShare - 1) * kPageTableShare + kPage;
+}
 
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options) {
   return Planner(model, options).run();

@@ -50,6 +50,11 @@ Result<SessionPlan> plan_session(const Model& model, const SessionOptions& optio
 // nothing. Counts this process as it is now.
 Result<Bytes> least_memory(const Model& model, const SessionOptions& options);
 
+// Page tables that a budget's worth of memory takes: 8 bytes for each page of 4 KiB.
+Bytes page_tables_of(Bytes budget);
+// The least budget (to a page) that holds `fixed` bytes and its own page tables.
+Bytes budget_around(Bytes fixed);
+
 // The context that a session is planned for: whole KV segments.
 int64_t context_bucket(int64_t positions);
 
