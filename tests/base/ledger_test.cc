@@ -31,7 +31,8 @@ TEST(BudgetLedger, ARefusalChangesNothingAndNamesWhoHoldsWhat) {
   ASSERT_TRUE(ledger.reserve("stacks", 1 * kMiB).ok());
   const Status s = ledger.reserve("arena", 4 * kMiB);
   EXPECT_EQ(s.code(), Code::kDoesNotFit);
-  for (const char* part : {"arena", "4.00 MiB", "10.0 MiB", "3.00 MiB", "code 6.00 MiB", "stacks"}) {
+  for (const char* part :
+       {"arena", "4.00 MiB", "10.0 MiB", "3.00 MiB", "code 6.00 MiB", "stacks"}) {
     EXPECT_THAT(s.message(), ::testing::HasSubstr(part));
   }
   EXPECT_EQ(ledger.items().size(), 2u);

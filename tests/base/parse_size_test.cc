@@ -47,22 +47,24 @@ TEST(ParseSize, TakesEveryUnitInAnyCase) {
 
 TEST(ParseSize, RefusesWhatIsNoSizeAndNamesTheText) {
   for (const char* text :
-       {"", "MiB", "%", "auto", "12 MiB", " 12MiB", "12MiB ", "12XB", "12MiBs", "1,5GiB", "0x10",
-        "+5MiB", "--3", "1.2.3", "12%%", "1e400", "ten"}) {
+       {"", "MiB", "%", "auto", "12 MiB", " 12MiB", "12MiB ", "12XB", "12MiBs", "1,5GiB",
+        "0x10", "+5MiB", "--3", "1.2.3", "12%%", "1e400", "ten"}) {
     const Result<Bytes> r = parse_size(text, kWhole);
     ASSERT_FALSE(r.ok()) << text;
     EXPECT_EQ(r.status().code(), Code::kUsage) << text;
-    EXPECT_THAT(r.status().message(), ::testing::HasSubstr(std::string("'") + text + "'"));
+    EXPECT_THAT(r.status().message(),
+                ::testing::HasSubstr(std::string("'") + text + "'"));
   }
 }
 
 TEST(ParseSize, RefusesSizesThatHoldNothingOrAreBeyond64Bits) {
-  for (const char* text : {"0", "0MiB", "0%", "-1", "-512MiB", "-10%", "0.5", "1e-10GiB", "nan",
-                           "nanMiB", "inf", "-inf", "1e19", "9000000TiB"}) {
+  for (const char* text : {"0", "0MiB", "0%", "-1", "-512MiB", "-10%", "0.5", "1e-10GiB",
+                           "nan", "nanMiB", "inf", "-inf", "1e19", "9000000TiB"}) {
     const Result<Bytes> r = parse_size(text, kWhole);
     ASSERT_FALSE(r.ok()) << text << " became " << *r;
     EXPECT_EQ(r.status().code(), Code::kUsage) << text;
-    EXPECT_THAT(r.status().message(), ::testing::HasSubstr(std::string("'") + text + "'"));
+    EXPECT_THAT(r.status().message(),
+                ::testing::HasSubstr(std::string("'") + text + "'"));
   }
 }
 

@@ -23,9 +23,12 @@ TEST(Status, OkHasNoMessageAndExitCodeZero) {
 
 TEST(Status, EveryCodeHasTheDocumentedExitCodeAndAName) {
   const std::vector<std::tuple<Code, int, std::string>> table = {
-      {Code::kUsage, 2, "usage"},       {Code::kDoesNotFit, 3, "does_not_fit"},
-      {Code::kBadFile, 4, "bad_file"},  {Code::kUnsupported, 4, "unsupported"},
-      {Code::kIo, 5, "io"},             {Code::kCancelled, 130, "cancelled"}};
+      {Code::kUsage, 2, "usage"},
+      {Code::kDoesNotFit, 3, "does_not_fit"},
+      {Code::kBadFile, 4, "bad_file"},
+      {Code::kUnsupported, 4, "unsupported"},
+      {Code::kIo, 5, "io"},
+      {Code::kCancelled, 130, "cancelled"}};
   for (const auto& [code, exit, name] : table) {
     EXPECT_EQ(exit_code(code), exit);
     EXPECT_EQ(code_name(code), name);

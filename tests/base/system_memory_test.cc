@@ -1,5 +1,5 @@
-// memory_room() on trees laid out as the kernel does, control groups v1 and v2, on the host and
-// seen from inside a container.
+// memory_room() on trees laid out as the kernel does, control groups v1 and v2, on the
+// host and seen from inside a container.
 #include "headrace/base/system_memory.h"
 
 #include <gmock/gmock.h>
@@ -37,24 +37,29 @@ class FakeSystem {
     std::ofstream(full) << text;
   }
   void meminfo(Bytes available) {
-    write("/proc/meminfo", "MemTotal:       65536000 kB\nMemFree:         1000 kB\nMemAvailable:   " +
-                               std::to_string(available / kKiB) + " kB\n");
+    write("/proc/meminfo",
+          "MemTotal:       65536000 kB\nMemFree:         1000 kB\nMemAvailable:   " +
+              std::to_string(available / kKiB) + " kB\n");
   }
   void own_group(const std::string& lines) { write("/proc/self/cgroup", lines); }
-  void v2(const std::string& group, const std::string& limit, Bytes usage, Bytes inactive = 0) {
+  void v2(const std::string& group, const std::string& limit, Bytes usage,
+          Bytes inactive = 0) {
     const std::string at = "/sys/fs/cgroup" + group;
     write(at + "/memory.max", limit + "\n");
     write(at + "/memory.current", std::to_string(usage) + "\n");
-    write(at + "/memory.stat", "anon 1234\nfile 999999999\nactive_file 7\ninactive_file " +
-                                   std::to_string(inactive) + "\nslab 5\n");
+    write(at + "/memory.stat",
+          "anon 1234\nfile 999999999\nactive_file 7\ninactive_file " +
+              std::to_string(inactive) + "\nslab 5\n");
   }
-  void v1(const std::string& group, const std::string& limit, Bytes usage, Bytes inactive = 0) {
+  void v1(const std::string& group, const std::string& limit, Bytes usage,
+          Bytes inactive = 0) {
     const std::string at = "/sys/fs/cgroup/memory" + group;
     write(at + "/memory.limit_in_bytes", limit + "\n");
     write(at + "/memory.usage_in_bytes", std::to_string(usage) + "\n");
-    write(at + "/memory.stat", "cache 999\ninactive_file 1\ntotal_cache 999\ntotal_inactive_file " +
-                                   std::to_string(inactive) +
-                                   "\nhierarchical_memory_limit 9223372036854771712\n");
+    write(at + "/memory.stat",
+          "cache 999\ninactive_file 1\ntotal_cache 999\ntotal_inactive_file " +
+              std::to_string(inactive) +
+              "\nhierarchical_memory_limit 9223372036854771712\n");
   }
   MemoryRoom room() {
     const Result<MemoryRoom> r = memory_room(root_);
@@ -127,7 +132,8 @@ TEST(MemoryRoom, InactivePageCacheCountsAsFree) {
 TEST(MemoryRoom, CacheLargerThanUsageGivesNoMoreThanTheLimit) {
   FakeSystem system;
   system.own_group("0::/a\n");
-  system.v2("/a", mib(1000), 10 * kMiB, 700 * kMiB);  // the two files are read at two times
+  system.v2("/a", mib(1000), 10 * kMiB,
+            700 * kMiB);  // the two files are read at two times
   EXPECT_EQ(system.room().available, 1000 * kMiB);
 }
 
@@ -174,8 +180,8 @@ TEST(MemoryRoom, V1LimitOfAParentCounts) {
   EXPECT_EQ(system.room().available, 300 * kMiB);
 }
 
-// In a container without a cgroup namespace /proc/self/cgroup names the host's path, while the
-// mount shows the container's own group at its top.
+// In a container without a cgroup namespace /proc/self/cgroup names the host's path,
+// while the mount shows the container's own group at its top.
 TEST(MemoryRoom, InAContainerTheLimitAtTheTopOfTheMountIsFoundV1) {
   FakeSystem system;
   system.own_group("5:memory:/docker/0123456789abcdef\n");

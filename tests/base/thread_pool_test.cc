@@ -51,7 +51,8 @@ TEST(ThreadPool, RangesPartitionExactlyInWholeGrains) {
           for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
         });
         EXPECT_TRUE(good) << size << " " << n << " " << grain;
-        for (auto& count : seen) ASSERT_EQ(count.load(), 1) << size << " " << n << " " << grain;
+        for (auto& count : seen)
+          ASSERT_EQ(count.load(), 1) << size << " " << n << " " << grain;
       }
     }
   }
@@ -106,7 +107,8 @@ TEST(ThreadPool, WhatAWorkerWroteIsSeenByTheCallerAndTheNextRun) {
   std::vector<int> data(64, 0);
   for (int round = 1; round <= 1000; ++round) {
     pool.run([&](int worker) {
-      for (size_t i = worker == 0 ? 0 : 32; i < (worker == 0 ? 32u : 64u); ++i) data[i] = round;
+      for (size_t i = worker == 0 ? 0 : 32; i < (worker == 0 ? 32u : 64u); ++i)
+        data[i] = round;
     });
     // The halves change hands: each worker reads what the other wrote.
     std::atomic<int> wrong{0};

@@ -77,9 +77,11 @@ TEST(Machine, AFileThatIsNoMachineIsRefusedWithAReason) {
   refused(replaced("\"threads\": 2", "\"threads\": \"two\""), "machine file");
   refused(replaced("\"vector_per_s\"", "\"vector\""), "vector_per_s");
   refused(replaced("\"q4_k\"", "\"q4_z\""), "q4_z");
-  refused(replaced("\"load_bytes_per_s\": 1200000000.0", "\"load_bytes_per_s\": 0"), "above zero");
+  refused(replaced("\"load_bytes_per_s\": 1200000000.0", "\"load_bytes_per_s\": 0"),
+          "above zero");
   refused(replaced("\"q4_k\": 120000000000.0", "\"q4_k\": 0"), "matmul_per_s of q4_k");
-  refused(replaced("\"q4_k\": 20000000000.0", "\"q4_k\": -1"), "matvec_bytes_per_s of q4_k");
+  refused(replaced("\"q4_k\": 20000000000.0", "\"q4_k\": -1"),
+          "matvec_bytes_per_s of q4_k");
   for (size_t n = 0; n + 2 < good.size(); n += 7) {
     EXPECT_FALSE(machine_from_json(good.substr(0, n)).ok());
   }

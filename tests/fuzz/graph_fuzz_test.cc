@@ -1,6 +1,6 @@
-// Random graph -> plan -> verify -> run, against a plain evaluation with everything resident, bit
-// for bit: every budget, several cycles, transfers late and out of order, bytes that nobody may
-// rely on filled with NaN patterns.
+// Random graph -> plan -> verify -> run, against a plain evaluation with everything
+// resident, bit for bit: every budget, several cycles, transfers late and out of order,
+// bytes that nobody may rely on filled with NaN patterns.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -25,10 +25,12 @@ void run_one(uint64_t seed) {
   ASSERT_TRUE(good.ok()) << good.message();
   const Bytes least = least_arena_bytes(*r.graph), full = full_arena_bytes(*r.graph);
   for (int budget = 0; budget < 4; ++budget) {
-    const Bytes arena = budget == 0   ? least
-                        : budget == 3 ? full
-                                      : least + static_cast<Bytes>(random() % static_cast<uint64_t>(
-                                                                       full - least + 1));
+    const Bytes arena =
+        budget == 0 ? least
+        : budget == 3
+            ? full
+            : least +
+                  static_cast<Bytes>(random() % static_cast<uint64_t>(full - least + 1));
     const Program cycle = test::planned(r.graph, arena);
     FaultPlan faults;
     faults.delay_polls = static_cast<int>(random() % 6);

@@ -1,4 +1,5 @@
-// Golden plans: NAME.graph in, NAME.program out, byte for byte, for the budgets named below.
+// Golden plans: NAME.graph in, NAME.program out, byte for byte, for the budgets named
+// below.
 //
 // After a wanted change of the planner, write them anew with
 //   HEADRACE_WRITE_GOLDEN=1 build/.../tests/test_golden
@@ -28,7 +29,8 @@ std::string contents(const std::string& path) {
 }
 
 Machine round_machine() {
-  Machine m = Machine::defaults(1);  // round numbers, so that costs can be checked by hand
+  Machine m =
+      Machine::defaults(1);  // round numbers, so that costs can be checked by hand
   m.matmul_per_s.fill(1e9);
   m.matvec_bytes_per_s.fill(1e9);
   m.memory_bytes_per_s = 1e9;
@@ -59,10 +61,12 @@ std::string annotated(const Program& p) {
   head += line("state (KV)", 0, s.state_bytes);
   head += line("weights that stay", s.state_bytes, kept_end);
   if (ring_end > 0) head += line("ring", ring_begin, ring_end);
-  head += line("activations, workspace", p.arena_bytes - s.workspace_bytes, p.arena_bytes);
-  head += text_of("# a cycle loads %lld bytes of the %lld that it reads, in %lld ns as predicted\n",
-                  static_cast<long long>(s.streamed_bytes), static_cast<long long>(s.model_bytes),
-                  static_cast<long long>(s.predicted_ns));
+  head +=
+      line("activations, workspace", p.arena_bytes - s.workspace_bytes, p.arena_bytes);
+  head += text_of(
+      "# a cycle loads %lld bytes of the %lld that it reads, in %lld ns as predicted\n",
+      static_cast<long long>(s.streamed_bytes), static_cast<long long>(s.model_bytes),
+      static_cast<long long>(s.predicted_ns));
   return head + to_text(p);
 }
 
@@ -84,7 +88,8 @@ class GoldenPlan : public ::testing::TestWithParam<Golden> {};
 
 TEST_P(GoldenPlan, IsTheOneWrittenDown) {
   const Golden& golden = GetParam();
-  const Result<Graph> graph = parse_graph(contents(path_of(std::string(golden.graph) + ".graph")));
+  const Result<Graph> graph =
+      parse_graph(contents(path_of(std::string(golden.graph) + ".graph")));
   ASSERT_TRUE(graph.ok()) << graph.status().message();
   ASSERT_TRUE(verify(*graph).ok()) << verify(*graph).message();
   const Bytes least = least_arena_bytes(*graph), full = full_arena_bytes(*graph);
@@ -109,7 +114,9 @@ INSTANTIATE_TEST_SUITE_P(Plans, GoldenPlan,
                          ::testing::Values(Golden{"one_layer", "one_layer_least", 0},
                                            Golden{"one_layer", "one_layer_half", 50},
                                            Golden{"one_layer", "one_layer_full", 100}),
-                         [](const auto& info) { return std::string(info.param.program); });
+                         [](const auto& info) {
+                           return std::string(info.param.program);
+                         });
 
 }  // namespace
 }  // namespace headrace

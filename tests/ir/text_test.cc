@@ -41,11 +41,33 @@ TEST(TextReader, SkipsBlankLinesAndCommentsAndCountsThem) {
   EXPECT_FALSE(in.next_line());
 }
 
-const std::vector<std::string> kOddNames = {
-    "",      " ",         "a b",    "\"",     "\\",   "\\\"",  "#",     "# not a comment",
-    "out",   "file",      "slot",   "values", "-",    "t0",    "op",    "graph",
-    "a\nb",  "\n",        "a\rb",   "\\n",    "\t",   "Ünïcödé 模型 🙂",
-    "trailing\\", "\ngraph \"x\" max_rows 1", std::string("nul\0inside", 10), "attrs", "workspace"};
+const std::vector<std::string> kOddNames = {"",
+                                            " ",
+                                            "a b",
+                                            "\"",
+                                            "\\",
+                                            "\\\"",
+                                            "#",
+                                            "# not a comment",
+                                            "out",
+                                            "file",
+                                            "slot",
+                                            "values",
+                                            "-",
+                                            "t0",
+                                            "op",
+                                            "graph",
+                                            "a\nb",
+                                            "\n",
+                                            "a\rb",
+                                            "\\n",
+                                            "\t",
+                                            "Ünïcödé 模型 🙂",
+                                            "trailing\\",
+                                            "\ngraph \"x\" max_rows 1",
+                                            std::string("nul\0inside", 10),
+                                            "attrs",
+                                            "workspace"};
 
 TEST(TextReader, AnyNameSurvivesQuoting) {
   for (const std::string& name : kOddNames) {
@@ -136,8 +158,10 @@ TEST(GraphText, RefusesWhatItCannotReadAndNamesTheLine) {
       {"in t0", "in t99999999999", "line 13: 't99999999999' is not a tensor"},
       {"attrs scale 1", "attrs scael 1", "line 13: unknown word 'scael'"},
       {"attrs scale 1", "attrs scale x", "line 13: 'x' is not a number"},
-      {"attrs scale 1 workspace 0", "attrs scale 1", "line 13: expected 'workspace', found ''"},
-      {"attrs scale 1 workspace 0", "attrs scale 1 workspace 0 0", "line 13: '0' is left over"},
+      {"attrs scale 1 workspace 0", "attrs scale 1",
+       "line 13: expected 'workspace', found ''"},
+      {"attrs scale 1 workspace 0", "attrs scale 1 workspace 0 0",
+       "line 13: '0' is left over"},
   };
   for (const Bad& bad : bads) {
     const Result<Graph> g = parse_graph(replaced(test::kSmallGraph, bad.from, bad.to));
@@ -205,12 +229,14 @@ TEST(ProgramText, RefusesWhatItCannotReadAndNamesTheLineOfTheFile) {
       {"t3 activation", "t3 activaton", "line 33: unknown word 'activaton'"},
   };
   for (const Bad& bad : bads) {
-    const Result<Program> p = parse_program(replaced(test::small_program_text(), bad.from, bad.to));
+    const Result<Program> p =
+        parse_program(replaced(test::small_program_text(), bad.from, bad.to));
     ASSERT_FALSE(p.ok()) << bad.to;
     EXPECT_EQ(p.status().code(), Code::kBadFile);
     EXPECT_THAT(p.status().message(), HasSubstr(bad.message)) << bad.to;
   }
-  EXPECT_THAT(parse_program(test::kSmallProgram).status().message(), HasSubstr("holds no graph"));
+  EXPECT_THAT(parse_program(test::kSmallProgram).status().message(),
+              HasSubstr("holds no graph"));
   EXPECT_FALSE(parse_program("").ok());
   EXPECT_FALSE(parse_program("\n" + std::string(test::kSmallGraph)).ok());
 }
@@ -239,7 +265,8 @@ TEST(DType, NamesRoundTripAndUnknownOnesAreNamed) {
     ASSERT_TRUE(back.ok());
     EXPECT_EQ(*back, type);
   }
-  EXPECT_EQ(dtype_from_name("q9_z").status().message(), "no element type is called 'q9_z'");
+  EXPECT_EQ(dtype_from_name("q9_z").status().message(),
+            "no element type is called 'q9_z'");
 }
 
 TEST(DType, RowBytesAreThoseOfTheGgufBlocks) {

@@ -1,4 +1,5 @@
-// Counts every operator new of this program, the nothrow one of std::stable_sort included.
+// Counts every operator new of this program, the nothrow one of std::stable_sort
+// included.
 #include "tests/conformance/allocation_counter.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What users of other systems ran into, and the rule that keeps Headrace from it: one test a
-// report, named in the comment before it.
+// What users of other systems ran into, and the rule that keeps Headrace from it: one
+// test a report, named in the comment before it.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,11 +38,13 @@ void warm_up(Session& session) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(session.append(one_token()).ok());
 }
 
-// ggml-org/llama.cpp #711: 30B (20 GB) on 16 GB takes 20 s a token; LRU fetches everything again.
+// ggml-org/llama.cpp #711: 30B (20 GB) on 16 GB takes 20 s a token; LRU fetches
+// everything again.
 TEST(WeightsBeyondMemory, BytesATokenAreTheModelLessWhatIsResident) {
   const SmallModel m(test::streamed_llama());
   for (double share : {0.0, 0.02, 0.05, 0.1}) {
-    const auto session = start_session(*m.model, session_options(*m.model, {share, 0, 1}));
+    const auto session =
+        start_session(*m.model, session_options(*m.model, {share, 0, 1}));
     warm_up(*session);
     const TierCounters tier_before = session->tier_counters();
     Bytes loaded = 0, gathered = 0;
@@ -52,11 +54,13 @@ TEST(WeightsBeyondMemory, BytesATokenAreTheModelLessWhatIsResident) {
       ASSERT_TRUE(session->append(one_token()).ok());
       loaded += session->moved().loaded - before.loaded;
       gathered += session->moved().gathered - before.gathered;
-      if (session->replans() != replans) continue;  // a busy disk: this step moved to a new plan
+      if (session->replans() != replans)
+        continue;  // a busy disk: this step moved to a new plan
       const PlanSummary s = summarize(session->plan().decode);
       ASSERT_GT(s.streamed_bytes, 0);
       EXPECT_EQ(session->moved().loaded - before.loaded, s.streamed_bytes);
-      // Tensors begin inside pages: of these small ones each may read two edge pages besides.
+      // Tensors begin inside pages: of these small ones each may read two edge pages
+      // besides.
       EXPECT_GE(s.streamed_bytes, s.model_bytes - s.resident_bytes);
       EXPECT_LE(s.streamed_bytes,
                 s.model_bytes - s.resident_bytes + 2 * kPage * s.streamed_tensors);
@@ -77,8 +81,8 @@ TEST(WeightsBeyondMemory, AModelThatFitsIsNotReadInSteadyState) {
   EXPECT_EQ(session->tier_counters().loads, before.loads);
 }
 
-// llama.cpp #702: 0.6 s becomes 3 minutes a token near the limit. Here every page of memory more
-// is a little less to read: no cliff.
+// llama.cpp #702: 0.6 s becomes 3 minutes a token near the limit. Here every page of
+// memory more is a little less to read: no cliff.
 TEST(WeightsBeyondMemory, BytesATokenFallWithMemoryWithoutACliff) {
   const SmallModel m(test::streamed_llama());
   const Bytes weights = weight_bytes(m.model->file);
@@ -105,15 +109,17 @@ TEST(WeightsBeyondMemory, ThePlanSaysWhatStaysAndWhatIsStreamed) {
   const PlanSummary s = summarize(plan->decode);
   EXPECT_GT(s.resident_bytes, 0);
   EXPECT_GT(s.streamed_bytes, 0);
-  EXPECT_LE(s.state_bytes + s.resident_bytes + s.ring_bytes + s.workspace_bytes, s.arena_bytes);
+  EXPECT_LE(s.state_bytes + s.resident_bytes + s.ring_bytes + s.workspace_bytes,
+            s.arena_bytes);
   EXPECT_EQ(s.resident_tensors + s.streamed_tensors,
             static_cast<int>(std::count_if(
                 plan->decode.graph->tensors.begin(), plan->decode.graph->tensors.end(),
                 [](const Tensor& t) { return t.role == Role::kWeight; })));
 }
 
-// llama.cpp #14396: loading took twice as long where memory was short. Each weight is read once on
-// the way to the first steady step, edge pages and what is streamed anyway apart.
+// llama.cpp #14396: loading took twice as long where memory was short. Each weight is
+// read once on the way to the first steady step, edge pages and what is streamed anyway
+// apart.
 TEST(WeightsBeyondMemory, StartingReadsNothingTwiceWhenTheModelFits) {
   const SmallModel m(test::streamed_llama());
   const auto session = start_session(*m.model, session_options(*m.model, {1, 0, 1}));
@@ -124,8 +130,8 @@ TEST(WeightsBeyondMemory, StartingReadsNothingTwiceWhenTheModelFits) {
   EXPECT_LE(session->moved().loaded, s.model_bytes + edges);
 }
 
-// huggingface/accelerate #4016, #2129: weights need a copy in another layout before they can be
-// streamed. Here the file is read in place and left as it is.
+// huggingface/accelerate #4016, #2129: weights need a copy in another layout before they
+// can be streamed. Here the file is read in place and left as it is.
 TEST(WeightsBeyondMemory, TheModelFileIsNeitherCopiedNorTouched) {
   const SmallModel m(test::streamed_llama());
   const auto folder = std::filesystem::path(m.path()).parent_path();
@@ -156,13 +162,15 @@ TEST(Budget, TheArenaIsWhatTheLedgerLeavesAndNothingIsOutsideIt) {
   }
 }
 
-// JustVugg/colibri #305: killed in mid-generation as the KV cache grows. ggml-org/llama.cpp #21690,
-// #22629: caches beyond their limit. KV has its bytes before the first token, and no step allocates.
+// JustVugg/colibri #305: killed in mid-generation as the KV cache grows.
+// ggml-org/llama.cpp #21690, #22629: caches beyond their limit. KV has its bytes before
+// the first token, and no step allocates.
 TEST(Budget, SteadyStepsAllocateNothing) {
   const SmallModel m(test::streamed_llama());
   for (int threads : {1, 2}) {
     for (double share : {0.05, 1.0}) {
-      const auto session = start_session(*m.model, session_options(*m.model, {share, 0, threads}));
+      const auto session =
+          start_session(*m.model, session_options(*m.model, {share, 0, threads}));
       warm_up(*session);
       const std::vector<int32_t> token = one_token();
       constexpr int kSteps = 64;
@@ -174,10 +182,12 @@ TEST(Budget, SteadyStepsAllocateNothing) {
         ASSERT_TRUE(ok);
         quiet += made == 0 ? 1 : 0;
       }
-      // A link that is not as fast as planned makes the session plan again, at most once in 8 steps;
-      // a plan that is taken costs its own step, the bridge and the first cycle.
+      // A link that is not as fast as planned makes the session plan again, at most once
+      // in 8 steps; a plan that is taken costs its own step, the bridge and the first
+      // cycle.
       const int planned_again = share < 1 ? 3 * kSteps / 8 : 0;
-      EXPECT_GE(quiet, kSteps - planned_again) << "threads " << threads << " share " << share;
+      EXPECT_GE(quiet, kSteps - planned_again)
+          << "threads " << threads << " share " << share;
     }
   }
 }
@@ -187,14 +197,16 @@ TEST(Budget, KvNeverGrowsBeyondThePlan) {
   const SmallModel m(test::streamed_llama());
   const auto session = start_session(*m.model, session_options(*m.model, {1, 0, 1}));
   const Bytes state = summarize(session->plan().decode).state_bytes;
-  EXPECT_GE(state, 6 * 256 * 2 * 2 * 32 * 2);  // layers, positions, K and V, kv heads, dim, f16
+  EXPECT_GE(state,
+            6 * 256 * 2 * 2 * 32 * 2);  // layers, positions, K and V, kv heads, dim, f16
   Result<std::span<const float>> r = session->append(one_token());
   while (r.ok()) r = session->append(one_token());
   EXPECT_EQ(r.status().code(), Code::kUsage);
   EXPECT_EQ(session->position(), 256);
 }
 
-// ollama #16830: after running out of memory the state was wedged; an oversize context was taken.
+// ollama #16830: after running out of memory the state was wedged; an oversize context
+// was taken.
 TEST(Budget, WhatDoesNotFitIsRefusedWithNumbersAndTheNextRequestWorks) {
   const SmallModel m(test::streamed_llama());
   SessionOptions options = session_options(*m.model, {1, 0, 1});
@@ -225,17 +237,19 @@ TEST(Budget, ABudgetBelowTheProcessItselfNamesTheLeastThatWouldDo) {
 }
 
 // iree-org/iree #20986: out of memory surfaces as "the semaphore was aborted".
-// EnzymeAD/Enzyme-JAX PR#1307: "only reduced to 56.60GiB", and nobody knows where memory is going.
+// EnzymeAD/Enzyme-JAX PR#1307: "only reduced to 56.60GiB", and nobody knows where memory
+// is going.
 TEST(Budget, AnInfeasiblePlanSaysWhoHoldsWhat) {
   const SmallModel m(test::streamed_llama());
   auto options = session_options(*m.model, {0, 0, 1});
   const auto plan = plan_session(*m.model, options);
   ASSERT_TRUE(plan.ok());
   const auto graph = plan->decode.graph;
-  const auto refused =
-      plan_cyclic({"decode", graph, &options.machine, least_arena_bytes(*graph) - 1, {1, 1}});
+  const auto refused = plan_cyclic(
+      {"decode", graph, &options.machine, least_arena_bytes(*graph) - 1, {1, 1}});
   ASSERT_FALSE(refused.ok());
-  for (const char* part : {"decode", "at least", "KV", "activations", "ring", "are left"}) {
+  for (const char* part :
+       {"decode", "at least", "KV", "activations", "ring", "are left"}) {
     EXPECT_THAT(refused.status().message(), HasSubstr(part));
   }
 }
@@ -253,9 +267,10 @@ TEST(Budget, TheLeastMemoryCanBeAskedForAndIsEnough) {
   }
 }
 
-// ollama #15474, #15704, #11497, #13556; vllm PR #45086: a container's memory misread, page cache
-// counted as used or the host's total taken. tests/base/system_memory_test.cc has the trees; here
-// the report's own shape: a container of 8 GiB, 7.5 of them page cache, on a host of 256 GiB.
+// ollama #15474, #15704, #11497, #13556; vllm PR #45086: a container's memory misread,
+// page cache counted as used or the host's total taken. tests/base/system_memory_test.cc
+// has the trees; here the report's own shape: a container of 8 GiB, 7.5 of them page
+// cache, on a host of 256 GiB.
 TEST(Budget, AContainerFullOfPageCacheHasRoom) {
   testing::Scratch scratch;
   const auto write = [&](const std::string& path, const std::string& text) {
@@ -267,14 +282,16 @@ TEST(Budget, AContainerFullOfPageCacheHasRoom) {
   write("/proc/self/cgroup", "0::/\n");
   write("/sys/fs/cgroup/memory.max", std::to_string(8 * kGiB));
   write("/sys/fs/cgroup/memory.current", std::to_string(8 * kGiB - kMiB));
-  write("/sys/fs/cgroup/memory.stat", "inactive_file " + std::to_string(7680 * kMiB) + "\n");
+  write("/sys/fs/cgroup/memory.stat",
+        "inactive_file " + std::to_string(7680 * kMiB) + "\n");
   const auto room = memory_room(scratch.folder());
   ASSERT_TRUE(room.ok());
   EXPECT_EQ(room->available, 7681 * kMiB);
   EXPECT_EQ(room->limited_by, "/");
 }
 
-// deepspeedai/DeepSpeed #1130: synchronous copies on the compute path, unseen. Stalls are counted.
+// deepspeedai/DeepSpeed #1130: synchronous copies on the compute path, unseen. Stalls are
+// counted.
 TEST(Planning, TimeThatComputeStandsStillIsInTheTrace) {
   const SmallModel m(test::streamed_llama());
   const auto session = start_session(*m.model, session_options(*m.model, {0, 0, 1}));
@@ -286,28 +303,33 @@ TEST(Planning, TimeThatComputeStandsStillIsInTheTrace) {
   EXPECT_LE(session->last_trace().stall_ns, session->last_trace().total_ns);
 }
 
-// deepspeedai/DeepSpeed #3000: NVMe offload fails where CPU offload ran, for its swap buffers.
+// deepspeedai/DeepSpeed #3000: NVMe offload fails where CPU offload ran, for its swap
+// buffers.
 TEST(Planning, TheRingIsPartOfTheArenaAndStatedInThePlan) {
   const SmallModel m(test::streamed_llama());
   const auto plan = plan_session(*m.model, session_options(*m.model, {0.05, 0, 1}));
   ASSERT_TRUE(plan.ok());
   const PlanSummary s = summarize(plan->decode);
   EXPECT_GT(s.ring_bytes, 0);
-  EXPECT_LE(s.ring_bytes + s.resident_bytes + s.state_bytes + s.workspace_bytes, s.arena_bytes);
+  EXPECT_LE(s.ring_bytes + s.resident_bytes + s.state_bytes + s.workspace_bytes,
+            s.arena_bytes);
 }
 
-// deepspeedai/DeepSpeed #3770 = huggingface/transformers #24356: OOM at 16 GB although the
-// estimator said 12.39 GB. The plan's peak is the arena, and the arena is mapped before the start.
+// deepspeedai/DeepSpeed #3770 = huggingface/transformers #24356: OOM at 16 GB although
+// the estimator said 12.39 GB. The plan's peak is the arena, and the arena is mapped
+// before the start.
 TEST(Planning, ThePlannedPeakIsTheArenaThatIsMapped) {
   const SmallModel m(test::streamed_llama());
   const auto session = start_session(*m.model, session_options(*m.model, {0.1, 0, 1}));
   Bytes peak = 0;
-  for (const MemoryPoint& p : memory_curve(session->plan().decode)) peak = std::max(peak, p.bytes);
+  for (const MemoryPoint& p : memory_curve(session->plan().decode))
+    peak = std::max(peak, p.bytes);
   EXPECT_LE(peak, session->plan().arena_bytes);
   EXPECT_LE(peak_bytes(session->plan().decode), session->plan().arena_bytes);
 }
 
-// ---- bytes, as the kernel counts them ---------------------------------------------------------
+// ---- bytes, as the kernel counts them
+// ---------------------------------------------------------
 
 Bytes read_bytes_of_process() {
   std::ifstream in("/proc/self/io");
@@ -319,17 +341,19 @@ Bytes read_bytes_of_process() {
   return -1;
 }
 
-// A disk of its own or a partition of one; not a file system in memory, over a network or stacked.
+// A disk of its own or a partition of one; not a file system in memory, over a network or
+// stacked.
 bool on_block_device(const std::string& path) {
   struct stat s {};
   if (stat(path.c_str(), &s) != 0) return false;
-  return std::filesystem::exists("/sys/dev/block/" + std::to_string(major(s.st_dev)) + ":" +
-                                 std::to_string(minor(s.st_dev)));
+  return std::filesystem::exists("/sys/dev/block/" + std::to_string(major(s.st_dev)) +
+                                 ":" + std::to_string(minor(s.st_dev)));
 }
 
-// One session from its start to its end, token by token: what its Traces say and what the kernel
-// has counted.
-void count_session(const Model& model, Bytes* traced, Bytes* counted, std::string* method) {
+// One session from its start to its end, token by token: what its Traces say and what the
+// kernel has counted.
+void count_session(const Model& model, Bytes* traced, Bytes* counted,
+                   std::string* method) {
   const auto options = session_options(model, {0.05, 0, 1});
   const Bytes before = read_bytes_of_process();
   auto session = start_session(model, options);
@@ -363,7 +387,8 @@ TEST(Counted, TheTracesBytesAreTheReadBytesOfProcSelfIo) {
   traced = 0;
   count_session(**model, &traced, &counted, &method);
   std::filesystem::remove(path);
-  if (method.find("O_DIRECT") == std::string::npos) GTEST_SKIP() << "no O_DIRECT: " << method;
+  if (method.find("O_DIRECT") == std::string::npos)
+    GTEST_SKIP() << "no O_DIRECT: " << method;
   EXPECT_GT(traced, 60 * kMiB);
   EXPECT_GE(counted, traced);
   EXPECT_LE(counted, traced + 256 * kKiB);  // pages of code that were dropped in between

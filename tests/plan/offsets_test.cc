@@ -24,7 +24,8 @@ Buffer buffer(Bytes bytes, int32_t first, int32_t last, Bytes alignment = kLine)
   return b;
 }
 
-// Every pair that lives at the same op has bytes of its own; offsets are aligned; all are inside.
+// Every pair that lives at the same op has bytes of its own; offsets are aligned; all are
+// inside.
 void expect_apart(const std::vector<Buffer>& buffers, Bytes height) {
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& a = buffers[i];
@@ -33,7 +34,8 @@ void expect_apart(const std::vector<Buffer>& buffers, Bytes height) {
     EXPECT_LE(a.offset + a.bytes, height) << i;
     for (size_t j = 0; j < i; ++j) {
       const Buffer& b = buffers[j];
-      if (a.shares == static_cast<int32_t>(j) || b.shares == static_cast<int32_t>(i)) continue;
+      if (a.shares == static_cast<int32_t>(j) || b.shares == static_cast<int32_t>(i))
+        continue;
       const bool together = a.first <= b.last && b.first <= a.last;
       const bool overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
       EXPECT_FALSE(together && overlap) << i << " and " << j;
@@ -53,8 +55,8 @@ Bytes most_alive(const std::vector<Buffer>& buffers) {
   return most;
 }
 
-// The least height of any order of placing each buffer at its lowest free offset: optimal for
-// so few buffers (some order of the offsets of an optimal packing gives it).
+// The least height of any order of placing each buffer at its lowest free offset: optimal
+// for so few buffers (some order of the offsets of an optimal packing gives it).
 Bytes optimal_height(std::vector<Buffer> buffers) {
   std::vector<size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -69,7 +71,8 @@ Bytes optimal_height(std::vector<Buffer> buffers) {
         for (size_t m = 0; m < k; ++m) {
           const Buffer& p = buffers[order[m]];
           const bool together = p.first <= b.last && b.first <= p.last;
-          if (together && b.offset < p.offset + p.bytes && p.offset < b.offset + b.bytes) {
+          if (together && b.offset < p.offset + p.bytes &&
+              p.offset < b.offset + b.bytes) {
             b.offset = p.offset + p.bytes;
             moved = true;
           }
@@ -124,7 +127,9 @@ TEST(AssignOffsets, RandomCasesNeverOverlapAndAreNearTheOptimum) {
   Bytes sum = 0, best_sum = 0;
   for (uint32_t seed = 1; seed <= 300; ++seed) {
     std::mt19937 random(seed);
-    const auto draw = [&](int n) { return static_cast<int32_t>(random() % static_cast<uint32_t>(n)); };
+    const auto draw = [&](int n) {
+      return static_cast<int32_t>(random() % static_cast<uint32_t>(n));
+    };
     std::vector<Buffer> b;
     const int count = 2 + draw(5);
     for (int i = 0; i < count; ++i) {
@@ -150,7 +155,8 @@ TEST(AssignOffsets, ManyRandomBuffersNeverOverlap) {
     for (int i = 0; i < 300; ++i) {
       const int32_t first = static_cast<int32_t>(random() % 500);
       const int32_t life = random() % 10 == 0 ? 400 : static_cast<int32_t>(random() % 6);
-      b.push_back(buffer(kLine * (1 + static_cast<Bytes>(random() % 300)), first, first + life));
+      b.push_back(
+          buffer(kLine * (1 + static_cast<Bytes>(random() % 300)), first, first + life));
     }
     const Bytes height = plan::assign_offsets(b);
     expect_apart(b, height);
@@ -158,9 +164,11 @@ TEST(AssignOffsets, ManyRandomBuffersNeverOverlap) {
   }
 }
 
-// ---- live ranges ------------------------------------------------------------------------------
+// ---- live ranges
+// ------------------------------------------------------------------------------
 
-const Buffer& of(const Graph& g, const std::vector<Buffer>& buffers, const std::string& name) {
+const Buffer& of(const Graph& g, const std::vector<Buffer>& buffers,
+                 const std::string& name) {
   for (const Buffer& b : buffers) {
     if (b.tensor.valid() && g.at(b.tensor).name == name) return b;
   }
@@ -170,13 +178,13 @@ const Buffer& of(const Graph& g, const std::vector<Buffer>& buffers, const std::
 
 TEST(LiveRanges, LastFromTheFirstWriterToTheLastReader) {
   test::GraphBuilder b("g");
-  const TensorId x = b.embed(4, 64);                                  // op 0
-  const TensorId n = b.norm("n", x, b.weight("w", 1, 64));            // op 1
-  const TensorId m = b.matmul("m", n, 64, 3);                         // ops 2 3 4
+  const TensorId x = b.embed(4, 64);                        // op 0
+  const TensorId n = b.norm("n", x, b.weight("w", 1, 64));  // op 1
+  const TensorId m = b.matmul("m", n, 64, 3);               // ops 2 3 4
   const TensorId c = b.constant("c", std::vector<float>(64, 1));
   const TensorId s = b.activation("s", 64);
-  b.op(OpKind::kAdd, "s", {m, c}, s);                                 // op 5
-  const auto g = b.finish(b.matmul("out", s, 64, 1));                 // op 6
+  b.op(OpKind::kAdd, "s", {m, c}, s);                  // op 5
+  const auto g = b.finish(b.matmul("out", s, 64, 1));  // op 6
   const auto buffers = plan::live_ranges(*g);
   const auto life = [&](const char* name) {
     const Buffer& found = of(*g, buffers, name);
@@ -237,7 +245,8 @@ TEST(LiveRanges, AResidualThatIsReadAgainKeepsItsBytes) {
 TEST(LiveRanges, AResidualThatIsAlsoTheLeftOperandKeepsItsBytes) {
   test::GraphBuilder b("g");
   const TensorId x = b.embed(4, 64);
-  const TensorId y = b.matmul("y", x, 64, 2, x);  // tile 1 reads all of x after tile 0 has written
+  const TensorId y =
+      b.matmul("y", x, 64, 2, x);  // tile 1 reads all of x after tile 0 has written
   const auto g = b.finish(b.matmul("out", y, 64, 1));
   EXPECT_EQ(of(*g, plan::live_ranges(*g), "y").shares, -1);
 }

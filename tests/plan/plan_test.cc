@@ -76,7 +76,8 @@ TEST(PlanCyclic, LeastIsAcceptedAndOnePageLessIsRefusedWithNumbers) {
       const Result<Program> p = plan_cyclic({"too small", g, &machine, arena, {1, 1}});
       ASSERT_FALSE(p.ok());
       EXPECT_EQ(p.status().code(), Code::kDoesNotFit);
-      EXPECT_THAT(p.status().message(), HasSubstr("too small needs an arena of at least"));
+      EXPECT_THAT(p.status().message(),
+                  HasSubstr("too small needs an arena of at least"));
       EXPECT_THAT(p.status().message(), HasSubstr(std::to_string(least)));
     }
   }
@@ -116,8 +117,8 @@ TEST(PlanCyclic, TheTextFormOfAPlanRoundTrips) {
   }
 }
 
-// jax-ml/jax#20763: a memory limit that is only a tie-break. Here the machine is such that every
-// byte kept saves much time; the budget still holds.
+// jax-ml/jax#20763: a memory limit that is only a tie-break. Here the machine is such
+// that every byte kept saves much time; the budget still holds.
 TEST(PlanCyclic, ASlowDiskDoesNotMakeThePlanLarger) {
   Machine slow = Machine::defaults(1);
   slow.tiers[1].load_bytes_per_s = 1e6;
@@ -141,7 +142,8 @@ TEST(PlanCyclic, MoreMemoryIsNeverPredictedMuchSlower) {
   }
 }
 
-// ---- bridges ----------------------------------------------------------------------------------
+// ---- bridges
+// ----------------------------------------------------------------------------------
 
 void expect_bridge(const Program& target, const std::vector<Placed>& state) {
   const Result<Program> bridge = plan_bridge(target, state);
@@ -172,7 +174,8 @@ void expect_bridge(const Program& target, const std::vector<Placed>& state) {
   const auto load_bytes = [](const Program& p) {
     Bytes sum = 0;
     for (const Instr& i : p.instrs) {
-      if (i.kind == InstrKind::kLoad) sum += load_extent(p.graph->at(i.tensor).source).bytes;
+      if (i.kind == InstrKind::kLoad)
+        sum += load_extent(p.graph->at(i.tensor).source).bytes;
     }
     return sum;
   };
@@ -235,8 +238,11 @@ TEST(PlanBridge, StateThatWouldHaveToMoveIsRefusedByName) {
   kv.slot = {0, 0, 0};
   const TensorId q = b.activation("q", 16);
   Op& op = b.op(OpKind::kRopeKv, "rope_kv", {x, rope}, q);
-  op.attrs = {{Attr::kHeads, 1}, {Attr::kKvHeads, 1}, {Attr::kHeadDim, 16},
-              {Attr::kSegmentTokens, 64}, {Attr::kSegments, 1}};
+  op.attrs = {{Attr::kHeads, 1},
+              {Attr::kKvHeads, 1},
+              {Attr::kHeadDim, 16},
+              {Attr::kSegmentTokens, 64},
+              {Attr::kSegments, 1}};
   op.updates = {b.g.add(kv)};
   const auto g = b.finish(q);
   const Program p = plan_of(g, full_arena_bytes(*g));
@@ -245,13 +251,16 @@ TEST(PlanBridge, StateThatWouldHaveToMoveIsRefusedByName) {
   const Result<Program> moved = plan_bridge(p, {{"kv.0.0.0", 8192, 4096}});
   ASSERT_FALSE(moved.ok());
   EXPECT_EQ(moved.status().code(), Code::kUnsupported);
-  EXPECT_THAT(moved.status().message(), HasSubstr("'kv.0.0.0' would have to move from 8192 to 0"));
+  EXPECT_THAT(moved.status().message(),
+              HasSubstr("'kv.0.0.0' would have to move from 8192 to 0"));
 }
 
-// ---- size -------------------------------------------------------------------------------------
+// ---- size
+// -------------------------------------------------------------------------------------
 
-// pytorch/pytorch PR#190511: a default pass quadratic in the width of the graph. 100,000 ops must
-// be planned in the time that this suite is given; a quadratic pass would take minutes.
+// pytorch/pytorch PR#190511: a default pass quadratic in the width of the graph. 100,000
+// ops must be planned in the time that this suite is given; a quadratic pass would take
+// minutes.
 TEST(PlanCyclic, PlansAHundredThousandOps) {
   test::GraphBuilder b("large");
   TensorId x = b.embed(4, 64);
@@ -273,7 +282,8 @@ TEST(PlanCyclic, PlansTenThousandStreamedWeights) {
   test::GraphBuilder b("many weights");
   const TensorId x = b.embed(4, 128);
   const auto g = b.finish(b.matmul("all", x, 129 * 10'000, 10'000));
-  const Bytes arena = least_arena_bytes(*g) + (full_arena_bytes(*g) - least_arena_bytes(*g)) / 2;
+  const Bytes arena =
+      least_arena_bytes(*g) + (full_arena_bytes(*g) - least_arena_bytes(*g)) / 2;
   const Program p = plan_of(g, arena);
   const PlanSummary s = summarize(p);
   EXPECT_GT(s.streamed_tensors, 4000);

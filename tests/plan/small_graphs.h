@@ -1,8 +1,9 @@
-// Graphs for the tests of ir, sim, plan and run: a builder, and layered graphs drawn at random.
+// Graphs for the tests of ir, sim, plan and run: a builder, and layered graphs drawn at
+// random.
 //
-// They compute from tokens: an embedding table read by rows, then norms, matmuls cut into tiles,
-// gates, sums. Weights lie in one file, one after another, at offsets that are multiples of 32 (as
-// in GGUF files), so that nearly all of them start inside a page.
+// They compute from tokens: an embedding table read by rows, then norms, matmuls cut into
+// tiles, gates, sums. Weights lie in one file, one after another, at offsets that are
+// multiples of 32 (as in GGUF files), so that nearly all of them start inside a page.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +35,8 @@ class GraphBuilder {
     return g.add(std::move(t));
   }
   TensorId constant(const std::string& name, std::vector<float> values) {
-    Tensor t = tensor(name, DType::kF32, Role::kConstant, 1, static_cast<int64_t>(values.size()));
+    Tensor t = tensor(name, DType::kF32, Role::kConstant, 1,
+                      static_cast<int64_t>(values.size()));
     t.constant = std::move(values);
     return g.add(std::move(t));
   }
@@ -54,7 +56,8 @@ class GraphBuilder {
     return x;
   }
 
-  Op& op(OpKind kind, const std::string& name, std::vector<TensorId> inputs, TensorId output) {
+  Op& op(OpKind kind, const std::string& name, std::vector<TensorId> inputs,
+         TensorId output) {
     Op o;
     o.kind = kind;
     o.name = name;
@@ -63,7 +66,8 @@ class GraphBuilder {
     g.ops.push_back(std::move(o));
     return g.ops.back();
   }
-  TensorId norm(const std::string& name, TensorId x, TensorId weight, DType out = DType::kF32) {
+  TensorId norm(const std::string& name, TensorId x, TensorId weight,
+                DType out = DType::kF32) {
     const TensorId y = activation(name, g.at(x).cols, out);
     op(OpKind::kRmsNorm, name, {x, weight}, y).attrs = {{Attr::kEps, 1e-5}};
     return y;
@@ -74,12 +78,13 @@ class GraphBuilder {
     std::vector<TensorId> weights;
     for (int t = 0; t < tiles; ++t) {
       weights.push_back(weight(name + ".weight:" + std::to_string(t),
-                               rows * (t + 1) / tiles - rows * t / tiles, g.at(x).cols, dtype));
+                               rows * (t + 1) / tiles - rows * t / tiles, g.at(x).cols,
+                               dtype));
     }
     return matmul_of(name, x, weights, residual);
   }
-  TensorId matmul_of(const std::string& name, TensorId x, const std::vector<TensorId>& tiles,
-                     TensorId residual = TensorId()) {
+  TensorId matmul_of(const std::string& name, TensorId x,
+                     const std::vector<TensorId>& tiles, TensorId residual = TensorId()) {
     int64_t rows = 0;
     for (TensorId w : tiles) rows += g.at(w).rows;
     const TensorId y = activation(name, rows);
@@ -124,7 +129,8 @@ struct SmallGraph {
   int64_t vocab = 0;
 };
 
-// `layers` layers of norm, two tiled matmuls and a residual; weights of 64 to about 200 KiB.
+// `layers` layers of norm, two tiled matmuls and a residual; weights of 64 to about 200
+// KiB.
 inline SmallGraph layered_graph(int layers, int64_t cols = 128, int64_t max_rows = 2) {
   GraphBuilder b("layered", max_rows);
   TensorId x = b.embed(32, cols);
@@ -138,9 +144,9 @@ inline SmallGraph layered_graph(int layers, int64_t cols = 128, int64_t max_rows
   return {b.finish(x), bytes, 32};
 }
 
-// A random layered graph: every op kind that needs no KV, weights shared between layers now and
-// then, residuals at a distance, activations read again much later. `workspace` is set by the
-// caller where kernels need it.
+// A random layered graph: every op kind that needs no KV, weights shared between layers
+// now and then, residuals at a distance, activations read again much later. `workspace`
+// is set by the caller where kernels need it.
 inline SmallGraph random_graph(uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto draw = [&](int64_t low, int64_t high) {
@@ -150,10 +156,11 @@ inline SmallGraph random_graph(uint64_t seed) {
   const int64_t cols = 64 * draw(1, 4);
   const int64_t vocab = draw(4, 40);
   std::vector<TensorId> past = {b.embed(vocab, cols)};  // all [rows, cols] f32
-  std::vector<std::vector<TensorId>> used_tiles;        // of [cols, cols] f32, to be shared
+  std::vector<std::vector<TensorId>> used_tiles;  // of [cols, cols] f32, to be shared
   const auto any = [&] {
-    return past[past.size() - 1 - static_cast<size_t>(
-                                      draw(0, std::min<int64_t>(5, static_cast<int64_t>(past.size()) - 1)))];
+    return past[past.size() - 1 -
+                static_cast<size_t>(draw(
+                    0, std::min<int64_t>(5, static_cast<int64_t>(past.size()) - 1)))];
   };
   const int64_t blocks = draw(2, 14);
   for (int64_t i = 0; i < blocks; ++i) {
@@ -177,17 +184,20 @@ inline SmallGraph random_graph(uint64_t seed) {
         break;
       }
       case 3: {  // quantised weights
-        const TensorId q = b.norm(p + "q8", x, b.weight(p + "q8.w", 1, cols), DType::kActQ8);
+        const TensorId q =
+            b.norm(p + "q8", x, b.weight(p + "q8.w", 1, cols), DType::kActQ8);
         past.push_back(b.matmul(p + "q", q, cols, static_cast<int>(draw(1, 3)), residual,
                                 draw(0, 1) ? DType::kQ8_0 : DType::kQ4_1));
         break;
       }
       case 4: {  // gated feed-forward
         const int64_t ff = 64 * draw(1, 6);
-        const TensorId gate_up = b.matmul(p + "gate_up", x, 2 * ff, static_cast<int>(draw(1, 4)));
+        const TensorId gate_up =
+            b.matmul(p + "gate_up", x, 2 * ff, static_cast<int>(draw(1, 4)));
         const TensorId gated = b.activation(p + "gated", ff);
         b.op(OpKind::kGatedAct, p + "act", {gate_up}, gated);
-        past.push_back(b.matmul(p + "down", gated, cols, static_cast<int>(draw(1, 2)), residual));
+        past.push_back(
+            b.matmul(p + "down", gated, cols, static_cast<int>(draw(1, 2)), residual));
         break;
       }
       case 5:  // a weight used again
@@ -211,7 +221,8 @@ inline SmallGraph random_graph(uint64_t seed) {
     }
   }
   // The output reads the newest, so at least that chain is used.
-  const TensorId out = b.matmul("out", past.back(), 16 * draw(1, 8), static_cast<int>(draw(1, 3)));
+  const TensorId out =
+      b.matmul("out", past.back(), 16 * draw(1, 8), static_cast<int>(draw(1, 3)));
   const Bytes bytes = b.file_bytes();
   return {b.finish(out), bytes, vocab};
 }

@@ -33,8 +33,8 @@ TEST(KeepOrder, HoldsEveryWeightOnce) {
   }
 }
 
-// Any prefix is spread over the step: of k kept weights, a window that holds a share f of the step
-// holds f k of them, within the discrepancy of the van der Corput sequence.
+// Any prefix is spread over the step: of k kept weights, a window that holds a share f of
+// the step holds f k of them, within the discrepancy of the van der Corput sequence.
 TEST(KeepOrder, EveryPrefixIsSpreadEvenly) {
   for (int n : {16, 61, 100, 128, 250}) {
     const auto g = chain(n);
@@ -48,7 +48,8 @@ TEST(KeepOrder, EveryPrefixIsSpreadEvenly) {
           const auto from = kept.begin() + begin;
           const double inside = static_cast<double>(std::count(from, from + width, true));
           const double fair = static_cast<double>(k + 1) * width / n;
-          ASSERT_NEAR(inside, fair, 3.5) << n << " prefix " << k + 1 << " window " << begin;
+          ASSERT_NEAR(inside, fair, 3.5)
+              << n << " prefix " << k + 1 << " window " << begin;
         }
       }
     }
@@ -98,7 +99,8 @@ TEST(KeepOrder, WeightsInUseAtTheSameTimeArePinnedButOne) {
 TEST(KeepOrder, ATableReadWholeByOneOpIsPinnedButForOneTile) {
   test::GraphBuilder b("g");
   std::vector<TensorId> tiles;
-  for (int t = 0; t < 4; ++t) tiles.push_back(b.weight("table:" + std::to_string(t), 256, 128));
+  for (int t = 0; t < 4; ++t)
+    tiles.push_back(b.weight("table:" + std::to_string(t), 256, 128));
   const TensorId x = b.activation("x", 128);
   b.op(OpKind::kEmbed, "embed", tiles, x).attrs[Attr::kScale] = 1;
   const auto g = b.finish(b.matmul("out", x, 256, 1));
@@ -113,13 +115,16 @@ Bytes total_of(const std::vector<WeightUse>& weights) {
   return total;
 }
 
-// What place_weights decided, checked by playing three cycles over the bytes of the region.
-void expect_ring_works(const Graph& g, std::vector<WeightUse> weights, const Layout& layout) {
+// What place_weights decided, checked by playing three cycles over the bytes of the
+// region.
+void expect_ring_works(const Graph& g, std::vector<WeightUse> weights,
+                       const Layout& layout) {
   std::sort(weights.begin(), weights.end(),
             [](const WeightUse& a, const WeightUse& b) { return a.first < b.first; });
   std::map<Bytes, TensorId> page_owner;
   const auto take = [&](const WeightUse& w) {
-    for (Bytes at = w.offset; at < w.offset + w.bytes; at += kPage) page_owner[at] = w.tensor;
+    for (Bytes at = w.offset; at < w.offset + w.bytes; at += kPage)
+      page_owner[at] = w.tensor;
   };
   const auto whole = [&](const WeightUse& w) {
     for (Bytes at = w.offset; at < w.offset + w.bytes; at += kPage) {
@@ -153,13 +158,16 @@ TEST(PlaceWeights, EveryRingPlaysForEveryRoom) {
     std::vector<WeightUse> weights = plan::keep_order(*g);
     Bytes largest = 0, pinned = 0;
     for (const WeightUse& w : weights) {
-      if (plan::always_resident(w)) pinned += w.bytes;
-      else largest = std::max(largest, w.bytes);
+      if (plan::always_resident(w))
+        pinned += w.bytes;
+      else
+        largest = std::max(largest, w.bytes);
     }
     Layout layout;
     layout.state_bytes = 8192;
     layout.activation_bytes = 4096;
-    for (Bytes room = pinned + largest; room <= total_of(weights) + kPage; room += 4 * kPage) {
+    for (Bytes room = pinned + largest; room <= total_of(weights) + kPage;
+         room += 4 * kPage) {
       layout.arena_bytes = room + 12288;
       for (Bytes ring = largest; ring <= room; ring *= 2) {
         const bool placed = plan::place_weights(*g, weights, layout, ring);

@@ -14,8 +14,8 @@ namespace headrace {
 namespace {
 
 using test::bridged;
-using test::planned;
 using test::plain_output;
+using test::planned;
 using test::random_rows;
 using test::Rig;
 using test::RunnableGraph;
@@ -43,7 +43,8 @@ TEST(Executor, OutputsAreThoseOfAPlainEvaluationOverManyCycles) {
     for (int i = 0; i < 6; ++i) {
       const StepRows rows = random_rows(r, random);
       ASSERT_TRUE(rig.executor->run(*next, rows, nullptr).ok());
-      EXPECT_TRUE(same_bits(rig.output(*next, rows), plain_output(r, rows))) << percent << " " << i;
+      EXPECT_TRUE(same_bits(rig.output(*next, rows), plain_output(r, rows)))
+          << percent << " " << i;
       rig.poison_free_bytes(Executor::program_of(*next));
       next = prepared.get();
     }
@@ -63,7 +64,8 @@ TEST(Executor, TheTraceCountsTheBytesThatTheSimulatorPredicts) {
   for (int i = 0; i < 4; ++i) {
     const Program& p = i == 0 ? bridge : cycle;
     Trace trace;
-    ASSERT_TRUE(rig.executor->run(i == 0 ? *prepared_bridge : *prepared, rows, &trace).ok());
+    ASSERT_TRUE(
+        rig.executor->run(i == 0 ? *prepared_bridge : *prepared, rows, &trace).ok());
     const Trace predicted = simulate(p);
     ASSERT_EQ(trace.records.size(), p.instrs.size());
     EXPECT_EQ(trace.loaded_bytes, predicted.loaded_bytes);
@@ -121,8 +123,8 @@ TEST(Executor, WalksBetweenBudgetsAndRowCountsByBridges) {
   }
 }
 
-// For every k: the k-th transfer fails, at its start or later. The error is typed and names the
-// tensor, nothing hangs, and after the return nobody writes to the arena.
+// For every k: the k-th transfer fails, at its start or later. The error is typed and
+// names the tensor, nothing hangs, and after the return nobody writes to the arena.
 TEST(Executor, TheKthTransferFailingIsATypedErrorThatNamesTheTensorAndStopsCleanly) {
   const RunnableGraph& r = layered();
   const Program cycle = planned(r.graph, middle_arena(*r.graph));

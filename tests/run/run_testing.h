@@ -1,5 +1,5 @@
-// What the tests of the executor share: weights for a small graph, a plain evaluation with
-// everything resident, and a rig of arena, tier, pool and executor.
+// What the tests of the executor share: weights for a small graph, a plain evaluation
+// with everything resident, and a rig of arena, tier, pool and executor.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -65,9 +65,11 @@ inline RunnableGraph runnable(const SmallGraph& small, int threads, uint64_t see
 
 inline StepRows random_rows(const RunnableGraph& r, std::mt19937_64& random) {
   StepRows rows;
-  const int64_t n = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(r.graph->max_rows));
+  const int64_t n =
+      1 + static_cast<int64_t>(random() % static_cast<uint64_t>(r.graph->max_rows));
   for (int64_t i = 0; i < n; ++i) {
-    rows.tokens.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(r.vocab)));
+    rows.tokens.push_back(
+        static_cast<int32_t>(random() % static_cast<uint64_t>(r.vocab)));
     rows.sequences.push_back(0);
     rows.positions.push_back(static_cast<int32_t>(i));
     rows.output_rows.push_back(static_cast<int32_t>(i));
@@ -94,7 +96,8 @@ inline std::vector<float> plain_output(const RunnableGraph& r, const StepRows& r
     memory.push_back(aligned(t.bytes));
     at.push_back(memory.back().get());
     if (t.role == Role::kWeight) {
-      std::memcpy(at.back(), r.file.data() + t.source.offset, static_cast<size_t>(t.bytes));
+      std::memcpy(at.back(), r.file.data() + t.source.offset,
+                  static_cast<size_t>(t.bytes));
     }
     if (t.role == Role::kConstant) {
       std::memcpy(at.back(), t.constant.data(), static_cast<size_t>(t.bytes));
@@ -104,7 +107,8 @@ inline std::vector<float> plain_output(const RunnableGraph& r, const StepRows& r
     for (int64_t i = 0; i < rows.rows(); ++i) {
       const int32_t token = rows.tokens[static_cast<size_t>(i)];
       std::memcpy(at.back() + i * gathered_row_stride(t) + gathered_skew(t, token),
-                  r.file.data() + t.source.offset + token * width, static_cast<size_t>(width));
+                  r.file.data() + t.source.offset + token * width,
+                  static_cast<size_t>(width));
     }
   }
   for (const Op& op : g.ops) {
@@ -115,8 +119,14 @@ inline std::vector<float> plain_output(const RunnableGraph& r, const StepRows& r
     for (TensorId t : op.updates) updates.push_back(at[t.index()]);
     const auto workspace = aligned(op.workspace);
     find_kernel(op.kind, DeviceKind::kCpu)(
-        OpContext{g, op, inputs, outputs, updates,
-                  {workspace.get(), static_cast<size_t>(op.workspace)}, rows, pool});
+        OpContext{g,
+                  op,
+                  inputs,
+                  outputs,
+                  updates,
+                  {workspace.get(), static_cast<size_t>(op.workspace)},
+                  rows,
+                  pool});
   }
   std::vector<float> out;
   for (size_t t = 0; t < g.tensors.size(); ++t) {
@@ -141,11 +151,13 @@ inline std::unique_ptr<Tier> memory_tier(const RunnableGraph& r) {
 
 class Rig {
  public:
-  Rig(const RunnableGraph& r, Bytes arena_bytes, const FaultPlan& faults = {}, int threads = 1)
+  Rig(const RunnableGraph& r, Bytes arena_bytes, const FaultPlan& faults = {},
+      int threads = 1)
       : pool(threads, false),
         arena(std::move(Arena::create(arena_bytes).value())),
         tier(make_fault_tier(memory_tier(r), faults)),
-        executor(std::make_unique<Executor>(arena, std::vector<Tier*>{nullptr, tier.get()}, pool)) {
+        executor(std::make_unique<Executor>(
+            arena, std::vector<Tier*>{nullptr, tier.get()}, pool)) {
     fill(arena.at(0, arena.bytes()));
   }
 
@@ -155,7 +167,8 @@ class Rig {
     return prepared.ok() ? std::move(*prepared) : nullptr;
   }
 
-  // Fills with 0xFF what nobody may rely on between two runs: all that is not resident at exit.
+  // Fills with 0xFF what nobody may rely on between two runs: all that is not resident at
+  // exit.
   void poison_free_bytes(const Program& p) {
     std::vector<std::pair<Bytes, Bytes>> kept;
     for (const Residency& r : p.residencies) {
@@ -174,7 +187,8 @@ class Rig {
     const std::span<const float> all = executor->output(p, "out");
     const int64_t max_rows = Executor::program_of(p).graph->max_rows;
     const size_t cols = all.size() / static_cast<size_t>(max_rows);
-    return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(cols * rows.tokens.size())};
+    return {all.begin(),
+            all.begin() + static_cast<std::ptrdiff_t>(cols * rows.tokens.size())};
   }
 
   ThreadPool pool;
@@ -205,7 +219,8 @@ inline Program bridged(const Program& target, const std::vector<Placed>& state) 
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() &&
+         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 }  // namespace headrace::test

@@ -25,13 +25,14 @@ std::vector<float> random_logits(size_t n, uint32_t seed) {
   return out;
 }
 
-// What the options allow and with which probability, step by step as the header lists them; in
-// descending order of probability, ties by id.
-std::vector<std::pair<int32_t, double>> plain_distribution(const SamplingOptions& o,
-                                                           std::vector<float> logits,
-                                                           const std::vector<int32_t>& history) {
+// What the options allow and with which probability, step by step as the header lists
+// them; in descending order of probability, ties by id.
+std::vector<std::pair<int32_t, double>> plain_distribution(
+    const SamplingOptions& o, std::vector<float> logits,
+    const std::vector<int32_t>& history) {
   const size_t back = std::min(history.size(), static_cast<size_t>(o.repeat_last));
-  for (int32_t t : std::set<int32_t>(history.end() - static_cast<std::ptrdiff_t>(back), history.end())) {
+  for (int32_t t : std::set<int32_t>(history.end() - static_cast<std::ptrdiff_t>(back),
+                                     history.end())) {
     float& l = logits[static_cast<size_t>(t)];
     const float penalty = static_cast<float>(o.repeat_penalty);
     l = l > 0 ? l / penalty : l * penalty;
@@ -54,9 +55,11 @@ std::vector<std::pair<int32_t, double>> plain_distribution(const SamplingOptions
     sum += p.back();
   }
   size_t keep = 0;
-  for (double mass = 0; keep < p.size() && (keep == 0 || mass < o.top_p * sum); ++keep) mass += p[keep];
+  for (double mass = 0; keep < p.size() && (keep == 0 || mass < o.top_p * sum); ++keep)
+    mass += p[keep];
   while (keep > 1 && p[keep - 1] < o.min_p * p[0]) --keep;
-  const double kept = std::accumulate(p.begin(), p.begin() + static_cast<std::ptrdiff_t>(keep), 0.0);
+  const double kept =
+      std::accumulate(p.begin(), p.begin() + static_cast<std::ptrdiff_t>(keep), 0.0);
   std::vector<std::pair<int32_t, double>> out;
   for (size_t i = 0; i < keep; ++i) out.push_back({ids[i], p[i] / kept});
   return out;
@@ -87,7 +90,8 @@ void expect_distribution(const SamplingOptions& options, const std::vector<float
     chi += (rest_seen - rest_expected) * (rest_seen - rest_expected) / rest_expected;
     ++cells;
   }
-  // Mean n - 1, deviation sqrt(2 (n - 1)): five deviations. The seed is fixed, so no run differs.
+  // Mean n - 1, deviation sqrt(2 (n - 1)): five deviations. The seed is fixed, so no run
+  // differs.
   const double freedom = std::max(1.0, cells - 1);
   EXPECT_LE(chi, freedom + 5 * std::sqrt(2 * freedom));
 }
@@ -121,8 +125,9 @@ TEST(Sampler, DrawsFromTheDistributionThatTheOptionsDescribe) {
     all.push_back(o);
   }
   for (const SamplingOptions& o : all) {
-    SCOPED_TRACE(::testing::Message() << o.temperature << " k " << o.top_k << " p " << o.top_p
-                                      << " min " << o.min_p << " penalty " << o.repeat_penalty);
+    SCOPED_TRACE(::testing::Message()
+                 << o.temperature << " k " << o.top_k << " p " << o.top_p << " min "
+                 << o.min_p << " penalty " << o.repeat_penalty);
     expect_distribution(o, logits, {1, 2, 3, 3, 3, 10});
   }
 }
@@ -143,8 +148,9 @@ TEST(Sampler, OneSeedIsOneSequenceAndAnotherSeedIsAnother) {
   EXPECT_NE(sequence(1), sequence(uint64_t{1} << 63 | 1));
 }
 
-// Equal logits: the draw is the 32-bit number itself, so this is the generator's own sequence:
-// PCG-XSH-RR 64/32 seeded as its author does (state 0, a step, the seed added, a step).
+// Equal logits: the draw is the 32-bit number itself, so this is the generator's own
+// sequence: PCG-XSH-RR 64/32 seeded as its author does (state 0, a step, the seed added,
+// a step).
 TEST(Sampler, TheSequenceOfASeedNeverChanges) {
   SamplingOptions o;
   o.temperature = 1;
@@ -172,8 +178,8 @@ TEST(Sampler, TheSequenceOfASeedNeverChanges) {
 
 TEST(Sampler, TopKOfOneAndTinyTopPAreGreedy) {
   const std::vector<float> logits = random_logits(64, 5);
-  const int32_t best =
-      static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  const int32_t best = static_cast<int32_t>(
+      std::max_element(logits.begin(), logits.end()) - logits.begin());
   SamplingOptions k;
   k.temperature = 5;
   k.top_k = 1;
@@ -203,10 +209,12 @@ TEST(Sampler, ThePenaltyAppliesToGreedyToo) {
   const std::vector<float> logits = {3, 2.9f, -1};
   EXPECT_EQ(sampler.sample(logits, {}), 0);
   EXPECT_EQ(sampler.sample(logits, std::vector<int32_t>{0}), 1);
-  EXPECT_EQ(sampler.sample(logits, std::vector<int32_t>{0, 0, 0, 0}), 1);  // once, however often
+  EXPECT_EQ(sampler.sample(logits, std::vector<int32_t>{0, 0, 0, 0}),
+            1);  // once, however often
   EXPECT_EQ(sampler.sample(logits, std::vector<int32_t>{0, 1}), 0);
   const std::vector<float> below = {-1, -1.5f, -1.9f};
-  EXPECT_EQ(sampler.sample(below, std::vector<int32_t>{0}), 1);  // -1 becomes -2: further down
+  EXPECT_EQ(sampler.sample(below, std::vector<int32_t>{0}),
+            1);  // -1 becomes -2: further down
 }
 
 TEST(Sampler, ThePenaltyLooksBackOnlySoFar) {

@@ -1,4 +1,5 @@
-// Promise 1 of session.h: logits do not depend on budget, chunk, threads or where bytes were.
+// Promise 1 of session.h: logits do not depend on budget, chunk, threads or where bytes
+// were.
 #include "headrace/session/session.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,8 @@ struct Outcome {
   std::vector<float> logits;  // after the prompt and after each token
   bool operator==(const Outcome& o) const {
     return tokens == o.tokens && logits.size() == o.logits.size() &&
-           std::memcmp(logits.data(), o.logits.data(), logits.size() * sizeof(float)) == 0;
+           std::memcmp(logits.data(), o.logits.data(), logits.size() * sizeof(float)) ==
+               0;
   }
 };
 
@@ -42,7 +44,8 @@ Outcome greedy(Session& session, const std::vector<int32_t>& prompt, int count) 
     if (i == count) return out;
     int32_t best = 0;
     for (size_t t = 1; t < logits->size(); ++t) {
-      if ((*logits)[t] > (*logits)[static_cast<size_t>(best)]) best = static_cast<int32_t>(t);
+      if ((*logits)[t] > (*logits)[static_cast<size_t>(best)])
+        best = static_cast<int32_t>(t);
     }
     out.tokens.push_back(best);
     logits = session.append(std::span<const int32_t>(&out.tokens.back(), 1));
@@ -82,7 +85,8 @@ TEST_P(SessionBits, AreTheSameAtEveryBudgetChunkAndThreadCount) {
         if (reference.tokens.empty()) reference = got;
         ASSERT_TRUE(got == reference)
             << "threads " << threads << " chunk " << chunk << " share " << share;
-        // What a steady step read is what the plan says (a busy disk may have led to a new one).
+        // What a steady step read is what the plan says (a busy disk may have led to a
+        // new one).
         if (session->replans() > 0) continue;
         EXPECT_EQ(session->last_trace().loaded_bytes, streamed);
       }
@@ -92,11 +96,12 @@ TEST_P(SessionBits, AreTheSameAtEveryBudgetChunkAndThreadCount) {
   EXPECT_GT(whole_plans, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, SessionBits,
-                         ::testing::Values(Family{"llama_f32", test::streamed_llama()},
-                                           Family{"qwen3_q8_0", test::streamed_qwen3_q8()},
-                                           Family{"gemma3_q4_k", test::streamed_gemma3_q4k()}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Families, SessionBits,
+    ::testing::Values(Family{"llama_f32", test::streamed_llama()},
+                      Family{"qwen3_q8_0", test::streamed_qwen3_q8()},
+                      Family{"gemma3_q4_k", test::streamed_gemma3_q4k()}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Session, AllLogitsAreThoseOfOneTokenAtATime) {
   const SmallModel m(test::streamed_llama());
@@ -111,7 +116,8 @@ TEST(Session, AllLogitsAreThoseOfOneTokenAtATime) {
   for (size_t i = 0; i < prompt.size(); ++i) {
     const auto one = single->append(std::span<const int32_t>(&prompt[i], 1));
     ASSERT_TRUE(one.ok());
-    ASSERT_EQ(std::memcmp(one->data(), all->data() + i * 320, 320 * sizeof(float)), 0) << i;
+    ASSERT_EQ(std::memcmp(one->data(), all->data() + i * 320, 320 * sizeof(float)), 0)
+        << i;
   }
 }
 
@@ -238,7 +244,8 @@ TEST(SessionPlan, TheLedgersItemsAddUpToAtMostTheBudgetAtEveryBudget) {
   }
 }
 
-// ---- generate ---------------------------------------------------------------------------------
+// ---- generate
+// ---------------------------------------------------------------------------------
 
 TEST(Generate, GreedyTokensAreTheArgmaxOfEachStep) {
   const SmallModel m(test::streamed_llama());
@@ -251,8 +258,13 @@ TEST(Generate, GreedyTokensAreTheArgmaxOfEachStep) {
   options.ignore_end = true;
   GenerateStats stats;
   std::vector<int32_t> told;
-  const Status s = generate(*session, m.model->tokenizer, prompt, options,
-                            [&](int32_t t) { told.push_back(t); return true; }, &stats);
+  const Status s = generate(
+      *session, m.model->tokenizer, prompt, options,
+      [&](int32_t t) {
+        told.push_back(t);
+        return true;
+      },
+      &stats);
   ASSERT_TRUE(s.ok()) << s.message();
   EXPECT_EQ(stats.tokens, want.tokens);
   EXPECT_EQ(told, want.tokens);
@@ -271,8 +283,10 @@ TEST(Generate, StopsWhenTheCallbackSaysSo) {
   options.ignore_end = true;
   GenerateStats stats;
   int calls = 0;
-  ASSERT_TRUE(generate(*session, m.model->tokenizer, test::prompt_of(5, 320), options,
-                       [&](int32_t) { return ++calls < 3; }, &stats).ok());
+  ASSERT_TRUE(generate(
+                  *session, m.model->tokenizer, test::prompt_of(5, 320), options,
+                  [&](int32_t) { return ++calls < 3; }, &stats)
+                  .ok());
   EXPECT_EQ(stats.tokens.size(), 3u);
 }
 
@@ -283,8 +297,9 @@ TEST(Generate, WithoutALimitFillsTheContextAndEndsWell) {
   options.max_tokens = 0;
   options.ignore_end = true;
   GenerateStats stats;
-  const Status s = generate(*session, m.model->tokenizer, test::prompt_of(200, 320), options,
-                            [](int32_t) { return true; }, &stats);
+  const Status s = generate(
+      *session, m.model->tokenizer, test::prompt_of(200, 320), options,
+      [](int32_t) { return true; }, &stats);
   ASSERT_TRUE(s.ok()) << s.message();
   EXPECT_EQ(stats.tokens.size(), 57u);  // the last needs no position
 }
@@ -296,8 +311,9 @@ TEST(Generate, APromptBeyondTheContextIsAUsageErrorWithAndWithoutALimit) {
     GenerateOptions options;
     options.max_tokens = limit;
     GenerateStats stats;
-    const Status s = generate(*session, m.model->tokenizer, test::prompt_of(600, 320), options,
-                              [](int32_t) { return true; }, &stats);
+    const Status s = generate(
+        *session, m.model->tokenizer, test::prompt_of(600, 320), options,
+        [](int32_t) { return true; }, &stats);
     EXPECT_EQ(s.code(), Code::kUsage);
     EXPECT_TRUE(stats.tokens.empty());
   }
@@ -309,11 +325,13 @@ TEST(Generate, AnEmptyPromptAndBadOptionsAreUsageErrors) {
   GenerateOptions options;
   GenerateStats stats;
   const auto go = [](int32_t) { return true; };
-  EXPECT_EQ(generate(*session, m.model->tokenizer, {}, options, go, &stats).code(), Code::kUsage);
-  options.sampling.top_p = 0;
-  EXPECT_EQ(generate(*session, m.model->tokenizer, test::prompt_of(3, 320), options, go, &stats)
-                .code(),
+  EXPECT_EQ(generate(*session, m.model->tokenizer, {}, options, go, &stats).code(),
             Code::kUsage);
+  options.sampling.top_p = 0;
+  EXPECT_EQ(
+      generate(*session, m.model->tokenizer, test::prompt_of(3, 320), options, go, &stats)
+          .code(),
+      Code::kUsage);
 }
 
 }  // namespace

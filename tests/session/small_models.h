@@ -1,5 +1,6 @@
-// Models large enough that their matrices are streamed (over 64 KiB each) and small enough for a
-// test: a few MiB of random weights in a GGUF file with a vocabulary of its own.
+// Models large enough that their matrices are streamed (over 64 KiB each) and small
+// enough for a test: a few MiB of random weights in a GGUF file with a vocabulary of its
+// own.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -92,16 +93,20 @@ inline SessionOptions session_options(const Model& model, const Setting& setting
   o.machine = Machine::defaults(setting.threads);
   const auto least = least_memory(model, o);
   EXPECT_TRUE(least.ok()) << least.status().message();
-  // What the process holds is rounded up to a MiB, and it grows a little between the questions.
-  o.memory_bytes = *least + 3 * kMiB / 2 +
-                   static_cast<Bytes>(setting.share *
-                                      static_cast<double>(2 * weight_bytes(model.file) + 8 * kMiB));
+  // What the process holds is rounded up to a MiB, and it grows a little between the
+  // questions.
+  o.memory_bytes =
+      *least + 3 * kMiB / 2 +
+      static_cast<Bytes>(setting.share *
+                         static_cast<double>(2 * weight_bytes(model.file) + 8 * kMiB));
   return o;
 }
 
-inline std::unique_ptr<Session> start_session(const Model& model, const SessionOptions& options) {
+inline std::unique_ptr<Session> start_session(const Model& model,
+                                              const SessionOptions& options) {
   auto plan = plan_session(model, options);
-  // This process grows between the question for the least and the plan, under a sanitizer by MiB.
+  // This process grows between the question for the least and the plan, under a sanitizer
+  // by MiB.
   SessionOptions more = options;
   for (int i = 0; i < 64 && plan.status().code() == Code::kDoesNotFit; ++i) {
     more.memory_bytes += 256 * kKiB;
@@ -117,7 +122,8 @@ inline std::unique_ptr<Session> start_session(const Model& model, const SessionO
 inline std::vector<int32_t> prompt_of(int64_t n, int64_t vocab, uint64_t seed = 9) {
   std::vector<int32_t> out;
   for (int64_t i = 0; i < n; ++i) {
-    out.push_back(static_cast<int32_t>(testing::tiny::next(&seed) % static_cast<uint64_t>(vocab)));
+    out.push_back(
+        static_cast<int32_t>(testing::tiny::next(&seed) % static_cast<uint64_t>(vocab)));
   }
   return out;
 }

@@ -78,8 +78,8 @@ TEST(Simulate, ComputeStepsFollowOneAnother) {
 
 TEST(Simulate, ComputeStallsForItsLoadAndNoLonger) {
   Maker m(false, /*latency=*/1000);
-  m.move(InstrKind::kLoad, 0);   // 4096 ns on the link, then 1000 of latency
-  m.compute(100);                // does not need it
+  m.move(InstrKind::kLoad, 0);  // 4096 ns on the link, then 1000 of latency
+  m.compute(100);               // does not need it
   m.compute(50, {0});
   const Trace t = simulate(m.p);
   expect_record(t, 0, 0, 5096);
@@ -133,9 +133,9 @@ TEST(Simulate, ADetachTakesNoTime) {
   EXPECT_EQ(simulate(m.p).total_ns, 20);
 }
 
-// A cycle of two ops of 3 us whose second needs 4096 bytes, loaded after the first op of the same
-// cycle: the load takes 4.1 us, of which nothing is hidden; loaded after the second op of the cycle
-// before, 3 us of it are.
+// A cycle of two ops of 3 us whose second needs 4096 bytes, loaded after the first op of
+// the same cycle: the load takes 4.1 us, of which nothing is hidden; loaded after the
+// second op of the cycle before, 3 us of it are.
 TEST(Simulate, ASteadyCycleCarriesLoadsOverFromTheCycleBefore) {
   Maker late(true);
   late.compute(3000);
