@@ -2,6 +2,10 @@
 """Measures one row of the table of targets; writes bench/results/DATE-ROW.json and .md.
 
 usage: bench/run_bench.py ROW MODEL.gguf ... [options]
+       bench/run_bench.py all [options]
+
+`all` measures every row on the models it is meant for, as far as they are in the folder
+of models; it names what it skips, goes on after a row that failed, and then ends with 1.
 
 Rows (docs: the table of targets in the README):
   memory     peak memory against the budget over a sweep of budgets, free and in a
@@ -28,6 +32,7 @@ Options:
   --tokens N           tokens to decode (default: by row)
   --try-timeout N      seconds a setting of llama.cpp gets in row limit (default 240)
   --cpus LIST          taskset (default: none)
+  --folder FOLDER      of models, for `all`; default .cache/models
   --label TEXT         appended to the file name
   --out FOLDER         default bench/results
 
@@ -40,12 +45,31 @@ import os
 import pathlib
 import subprocess
 import sys
+import traceback
 
 import measure
 import rows
 from programs import Headrace, Peer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
+QWEN2 = "qwen2.5-coder-1.5b-q4_k_m.gguf"
+LLAMA = "llama-4.5b-q8_0.gguf"
+# What `all` measures each row on.
+MODELS = {
+    "memory": [SMOLLM2, GEMMA3, QWEN2],
+    "overhead": [SMOLLM2],
+    "bytes": [SMOLLM2, GEMMA3, QWEN2],
+    "bound": [SMOLLM2, QWEN2],
+    "limit": [QWEN2, LLAMA],
+    "resident": [SMOLLM2, GEMMA3, QWEN2],
+    "prefill": [SMOLLM2, GEMMA3, QWEN2],
+    "first": [SMOLLM2],
+    "identity": [SMOLLM2, GEMMA3],
+}
 
 
 def numbers(text):
@@ -55,8 +79,10 @@ def numbers(text):
 def arguments_of(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("row", choices=rows.ROWS)
-    parser.add_argument("models", nargs="+", metavar="MODEL.gguf", type=pathlib.Path)
+    parser.add_argument("row", choices=[*rows.ROWS, "all"])
+    parser.add_argument("models", nargs="*", metavar="MODEL.gguf", type=pathlib.Path)
+    parser.add_argument("--folder", type=pathlib.Path,
+                        default=ROOT / ".cache" / "models")
     parser.add_argument("--headrace", type=pathlib.Path,
                         default=ROOT / "build" / "release" / "headrace")
     parser.add_argument("--peer", type=pathlib.Path, default=ROOT / ".cache" / "peers")
@@ -70,7 +96,12 @@ def arguments_of(argv):
     parser.add_argument("--cpus")
     parser.add_argument("--label", default="")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "bench" / "results")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.row != "all" and not options.models:
+        parser.error(f"row {options.row} needs a model")
+    if options.row == "all" and options.models:
+        parser.error("all takes its models from --folder")
+    return options
 
 
 class Setup:
@@ -117,8 +148,8 @@ def markdown(facts, table):
     return "\n".join(lines)
 
 
-def main():
-    options = arguments_of(sys.argv[1:])
+def measure_row(options):
+    """Measures options.row on options.models and writes its two files."""
     setup = Setup(options)
     row = rows.ROWS[options.row]
     before = os.getloadavg()[0]
@@ -139,7 +170,45 @@ def main():
     page = markdown(facts, table)
     (options.out / f"{stem}.md").write_text(page)
     print(page)
-    return 0
+
+
+def say(text):
+    print(f"run_bench: {text}", file=sys.stderr, flush=True)
+
+
+def measure_all(options):
+    """Every row in turn; the names of those that failed."""
+    if options.side == "both" and not Peer(options.peer).available():
+        say(f"llama.cpp is not at {options.peer}: its columns stay empty")
+        options.side = "headrace"
+    failed = []
+    for name in rows.ROWS:
+        wanted = [options.folder / file for file in MODELS[name]]
+        there = [path for path in wanted if path.exists()]
+        for path in wanted:
+            if path not in there:
+                say(f"row {name}: {path.name} is skipped, it is not in {options.folder}")
+        if not there:
+            continue
+        say(f"row {name}: {', '.join(path.name for path in there)}")
+        try:
+            measure_row(argparse.Namespace(**{**vars(options), "row": name,
+                                              "models": there}))
+        except Exception:  # the other rows are worth having all the same
+            traceback.print_exc()
+            failed.append(name)
+    return failed
+
+
+def main():
+    options = arguments_of(sys.argv[1:])
+    if options.row != "all":
+        measure_row(options)
+        return 0
+    failed = measure_all(options)
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
