@@ -14,7 +14,7 @@ namespace {
 
 // Positions of a conversation and of --tokens 0, unless --context says otherwise.
 constexpr int64_t kUsualContext = 2048;
-constexpr int64_t kAnswerTokens = 512;  // of a conversation, unless --tokens says otherwise
+constexpr int64_t kAnswerTokens = 512;  // of a conversation, unless --tokens differs
 constexpr int64_t kTypicalTurn = 64;    // tokens, to choose the chunk of a conversation
 constexpr Nanos kBetweenFileChecks = 1'000'000'000;
 
@@ -182,14 +182,16 @@ class Runner {
     ++tokens_now_;
     if (tokens_now_ < 2) return;
     const Bytes now = io_.read_bytes();
-    if (tokens_now_ == 2 || session_->replans() != replans_) reads_begin_ = now;
-    if (session_->replans() != replans_) forget_steady_steps();
-    replans_ = session_->replans();
+    forget_the_plan_before();
+    if (tokens_now_ == 2 || reads_begin_ < 0) reads_begin_ = now;
     reads_end_ = now;
   }
 
-  // Those before a swap of plans are not averaged with those after it.
-  void forget_steady_steps() {
+  // Steps before a swap of plans are not averaged with those after it.
+  void forget_the_plan_before() {
+    if (session_->replans() == replans_) return;
+    replans_ = session_->replans();
+    reads_begin_ = -1;
     report_.steady_steps = 0;
     report_.steady_ns = report_.steady_wait_ns = report_.bound_ns = 0;
     report_.steady_loaded = report_.steady_gathered = report_.bound_loaded = 0;
@@ -236,6 +238,7 @@ class Runner {
   }
 
   void add(const GenerateStats& s, const Status& status) {
+    forget_the_plan_before();
     report_.prompt_tokens += s.prompt_tokens;
     report_.prefill_ns += s.prefill_ns;
     report_.decode_ns += s.decode_ns;

@@ -7,7 +7,8 @@
 namespace headrace {
 namespace {
 
-// Weights that hold NaN or infinity make logits that mean nothing; better said than sampled.
+// Weights that hold NaN or infinity make logits that mean nothing; better said than
+// sampled.
 Status check_finite(std::span<const float> logits) {
   constexpr uint32_t kExponent = 0x7f800000;  // all ones: infinity or NaN (IEEE 754)
   bool bad = false;
@@ -46,8 +47,9 @@ void forget_steps(GenerateStats* stats) {
 
 }  // namespace
 
-Status generate(Session& session, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
-                const GenerateOptions& options, const OnToken& on_token, GenerateStats* stats) {
+Status generate(Session& session, const Tokenizer& tokenizer,
+                std::span<const int32_t> prompt, const GenerateOptions& options,
+                const OnToken& on_token, GenerateStats* stats) {
   HR_TRY(check(options.sampling));
   *stats = GenerateStats();
   stats->prompt_tokens = static_cast<int64_t>(prompt.size());

@@ -14,14 +14,14 @@ struct GenerateOptions {
   int64_t max_tokens = 64;   // 0: until the context is full
   bool ignore_end = false;   // go on after an end-of-generation token
   SamplingOptions sampling;
-  // What the session holds already, before `prompt`: the repeat penalty counts it too. Borrowed
-  // for the call; may be empty.
+  // What the session holds already, before `prompt`: the repeat penalty counts it too.
+  // Borrowed for the call; may be empty.
   std::span<const int32_t> history;
 };
 
-// What was measured. "Steady" steps are decode steps after the first, which also moves the
-// session from the prefill Program to the decode Program, and after the last swap to a new plan:
-// its figures are not mixed with those of the plan before.
+// What was measured. "Steady" steps are decode steps after the first, which also moves
+// the session from the prefill Program to the decode Program, and after the last swap to a
+// new plan: its figures are not mixed with those of the plan before.
 struct GenerateStats {
   int64_t prompt_tokens = 0;
   Nanos prefill_ns = 0;
@@ -33,8 +33,8 @@ struct GenerateStats {
   Nanos steady_wait_ns = 0;  // compute standing still for transfers
   Bytes steady_loaded = 0;
   Bytes steady_gathered = 0;
-  // Of the steady steps that waited half of their time or more: there the link is nearly always
-  // busy, and bytes / time is its rate.
+  // Of the steady steps that waited half of their time or more: there the link is nearly
+  // always busy, and bytes / time is its rate.
   Bytes bound_loaded = 0;
   Nanos bound_ns = 0;
   bool ended = false;        // by an end-of-generation token
@@ -43,9 +43,11 @@ struct GenerateStats {
 // Called with each new token; returning false stops the loop.
 using OnToken = std::function<bool(int32_t token)>;
 
-// Appends `prompt` to the session and generates. `stats` is filled as far as it got, also when an
-// error is returned (kUsage: sampling options or context; kCancelled; errors of the transfers).
-Status generate(Session& session, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
-                const GenerateOptions& options, const OnToken& on_token, GenerateStats* stats);
+// Appends `prompt` to the session and generates. `stats` is filled as far as it got, also
+// when an error is returned (kUsage: sampling options or context; kCancelled; kBadFile:
+// logits that are not finite; errors of the transfers).
+Status generate(Session& session, const Tokenizer& tokenizer,
+                std::span<const int32_t> prompt, const GenerateOptions& options,
+                const OnToken& on_token, GenerateStats* stats);
 
 }  // namespace headrace

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "headrace/cost/machine.h"
 #include "tests/e2e/model.h"
 #include "tests/e2e/process.h"
 
@@ -211,6 +212,27 @@ TEST_F(Run, BytesReadAreThoseThatThePlanStreams) {
   EXPECT_GT(loaded, 0);
   EXPECT_NEAR(r["read_bytes_per_token"].get<double>(),
               static_cast<double>(loaded + gathered), 1.0);
+}
+
+// A machine file that is far off makes the session plan again, once it is bound by the
+// link for some steps; on a disk that is never waited for, it does not.
+TEST_F(Run, SteadyFiguresAreThoseSinceTheLastSwapOfPlans) {
+  for (const double rate : {1e6, 1e12}) {
+    Machine machine = Machine::defaults(1);
+    machine.tiers[1].load_bytes_per_s = rate;
+    std::ofstream(folder_ / "machine.json") << to_json(machine);
+    const Finished f = headrace(
+        folder_, args({"--memory", "24MiB", "--tokens", "60", "--machine",
+                       folder_ / "machine.json", "--report", report_path()}));
+    ASSERT_EQ(f.code, 0) << f.err;
+    const Json r = report();
+    if (r["replans"] > 0) {
+      EXPECT_LT(r["steady_steps"], 58);
+    }
+    if (r["steady_steps"] == 0) continue;
+    EXPECT_EQ(r["loaded_bytes_per_token"], r["streamed_bytes_per_token"]);
+    EXPECT_NE(r["bound_source"], "machine file") << "nothing measured that file";
+  }
 }
 
 TEST_F(Run, TheTraceIsJsonWithOneEventAnInstruction) {
