@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 import tempfile
 
 import measure
@@ -26,6 +27,18 @@ class Headrace:
 
     def available(self):
         return self.binary.exists()
+
+    def disk_bandwidth(self, model):
+        """Bytes a second of direct reads of the model's file, deep queue, by io_uring: three
+        times what Python's threads get here, so the honest limit. None where it fails."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "machine.json"
+            subprocess.run([self.binary, "probe", "--file", model, "-o", out],
+                           capture_output=True, check=False)
+            if not out.exists():
+                return None
+            tiers = json.loads(out.read_text())["tiers"]
+        return next(t["load_bytes_per_s"] for t in tiers if t["name"] == "file")
 
     def run(self, model, memory=None, prompt=None, prompt_file=None, tokens=64,
             threads=2, context=None, extra=(), limit=None, timeout_s=600,

@@ -218,7 +218,7 @@ def bound(setup):
                 continue
             runs = []
             for _ in range(options.repetitions):
-                disk = measure.disk_bandwidth(model)
+                disk = setup.headrace.disk_bandwidth(model)
                 resident = setup.headrace.run(model, memory=full, tokens=tokens,
                                               threads=threads, context=512)
                 streamed = setup.headrace.run(model, memory=budget, tokens=tokens,
