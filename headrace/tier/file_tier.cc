@@ -218,7 +218,10 @@ void FileTierImpl::issue(uint64_t ticket, Transfer& transfer) {
   Chunk& chunk = chunks_[tag];
   chunk.ticket = ticket;
   chunk.offset = transfer.offset + transfer.issued;
-  chunk.bytes = std::min(chunk_bytes_, transfer.bytes - transfer.issued);
+  // A remainder of a few KiB would take a place in the queue like any other: it joins the last
+  // whole chunk.
+  const Bytes left = transfer.bytes - transfer.issued;
+  chunk.bytes = left < chunk_bytes_ + chunk_bytes_ / 4 ? left : chunk_bytes_;
   chunk.data = transfer.data + transfer.issued;
   chunk.fruitless = 0;
   transfer.issued += chunk.bytes;

@@ -56,7 +56,7 @@ struct FileTierOptions {
   // kBest falls back with a notice; the others fail with kUnsupported where refused.
   FileMethod method = FileMethod::kBest;
   int queue_depth = 8;           // chunks in the system at once, 1 to 256 (and 2 small)
-  Bytes chunk_bytes = 1 * kMiB;  // a multiple of 4 KiB, up to 1 GiB
+  Bytes chunk_bytes = 1 * kMiB;  // a multiple of 4 KiB, up to 1 GiB; the last takes up to 25 % more
   int max_tickets = 256;         // unwaited transfers, at least 1
   int pool_threads = 4;          // of the pread pool, 1 to 64
   // Registration pins the arena: all of it becomes resident when the tier opens.
