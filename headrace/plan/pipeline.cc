@@ -58,10 +58,14 @@ constexpr Bytes kInFlight = 8 * kMiB;
 // room where that is less; where the room is scarce, from the largest streamed weight (no overlap).
 std::vector<Bytes> ring_candidates(const Analysis& a) {
   Bytes largest = 0;
+  Bytes room = a.layout.weight_end() - a.layout.weight_begin();
   for (const WeightUse& w : a.weights) {
-    if (!plan::always_resident(w)) largest = std::max(largest, w.bytes);
+    if (plan::always_resident(w)) {
+      room -= w.bytes;
+    } else {
+      largest = std::max(largest, w.bytes);
+    }
   }
-  const Bytes room = a.layout.weight_end() - a.layout.weight_begin();
   std::vector<Bytes> sizes = {largest};
   if (largest == 0) return sizes;  // nothing can be streamed
   const Bytes steady = std::min(largest + kInFlight, std::max(2 * largest, room / 8));
