@@ -179,7 +179,7 @@ Status probe(const ProbeVerbOptions& o) {
                                         failed);
   }
   HR_TRY(check_writable(output));
-  const int threads = o.threads > 0 ? o.threads : allowed_cpus();
+  const int threads = o.threads > 0 ? o.threads : default_threads();
   Machine machine = Machine::defaults(threads);
   machine.name = std::string(kMeasured) + today() + " on " + processor_name();
   HR_TRY(measure_disk(o, &machine));

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
 
 namespace headrace::cli {
@@ -94,10 +94,8 @@ Status cannot_write(const std::string& path, int reason) {
 
 }  // namespace
 
-int allowed_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+int default_threads() {
+  return static_cast<int>(std::max<size_t>(1, allowed_cpus().size()));
 }
 
 std::string cached_machine_path() {
@@ -132,7 +130,7 @@ void add_budget_options(CLI::App& verb, BudgetOptions* o) {
 Result<Setup> read_setup(const BudgetOptions& o) {
   Setup setup;
   HR_TRY(read_budget(o.memory, &setup).within("--memory"));
-  setup.session.threads = o.threads > 0 ? o.threads : allowed_cpus();
+  setup.session.threads = o.threads > 0 ? o.threads : default_threads();
   setup.session.context = o.context;
   setup.session.chunk = o.chunk;
   HR_TRY(read_machine(o, &setup));

@@ -32,7 +32,7 @@ constexpr std::string_view kMeasured = "measured ";
 // kBadFile for a machine file that cannot be read or is none.
 Result<Setup> read_setup(const BudgetOptions& options);
 
-int allowed_cpus();
+int default_threads();
 // Where `probe` writes and the other verbs look: $XDG_CACHE_HOME/headrace/machine.json,
 // else ~/.cache/headrace/machine.json; empty when there is no home folder.
 std::string cached_machine_path();

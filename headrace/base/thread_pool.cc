@@ -11,6 +11,7 @@
 #endif
 
 #include "headrace/base/status.h"
+#include "headrace/base/system.h"
 
 namespace headrace {
 namespace {
@@ -31,17 +32,6 @@ void await_change(std::atomic<uint32_t>& word, uint32_t old) {
     cpu_relax();
   }
   while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
-}
-
-std::vector<int> allowed_cpus() {
-  std::vector<int> cpus;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cpus;
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (CPU_ISSET(i, &set)) cpus.push_back(i);
-  }
-  return cpus;
 }
 
 void pin_to(pthread_t thread, const std::vector<int>& cpus) {

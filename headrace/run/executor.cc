@@ -1,33 +1,26 @@
 #include "headrace/run/executor.h"
 
-#include <time.h>
-
 #include <cstring>
 
+#include "headrace/base/system.h"
 #include "headrace/run/executor_state.h"
 
 namespace headrace {
 namespace {
-
-Nanos now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<Nanos>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-}
 
 // One run of one Program.
 class Run {
  public:
   Run(Executor::Moved& moved, std::vector<Held>& held, Prepared& p, const StepRows& rows,
       Trace* trace)
-      : moved_(moved), held_(held), p_(p), rows_(rows), trace_(trace), start_(now_ns()) {
+      : moved_(moved), held_(held), p_(p), rows_(rows), trace_(trace), start_(monotonic_ns()) {
     if (trace_ == nullptr) return;
     trace_->records.assign(p.program.instrs.size(), TraceRecord());
     trace_->stall_ns = trace_->loaded_bytes = trace_->gathered_bytes = trace_->stored_bytes = 0;
   }
 
   Status compute(ExecutorState& state, const ComputeStep& c, size_t step) {
-    const Nanos begin = now_ns();
+    const Nanos begin = monotonic_ns();
     Nanos ready = begin;
     bool waited = false;
     for (size_t k = 0; k < c.weights.size(); ++k) {
@@ -38,7 +31,7 @@ class Run {
       if (!arrived.ok()) return arrived.within("load of '" + weight_name(*c.op, k) + "'");
       waited = true;
       if (trace_ != nullptr && h.record >= 0) {
-        trace_->records[static_cast<size_t>(h.record)].end_ns = now_ns() - start_;
+        trace_->records[static_cast<size_t>(h.record)].end_ns = monotonic_ns() - start_;
       }
     }
     if (c.gathered) {
@@ -49,7 +42,7 @@ class Run {
       waited = true;
     }
     if (waited) {
-      ready = now_ns();
+      ready = monotonic_ns();
       moved_.load_wait_ns += ready - begin;
     }
     const OpContext context{*p_.program.graph, *c.op, c.inputs, c.outputs, c.updates,
@@ -59,7 +52,7 @@ class Run {
       TraceRecord& r = trace_->records[step];
       r.stall_ns = ready - begin;
       r.begin_ns = ready - start_;
-      r.end_ns = now_ns() - start_;
+      r.end_ns = monotonic_ns() - start_;
       trace_->stall_ns += r.stall_ns;
     }
     for (Tier* tier : state.tiers) {
@@ -116,7 +109,7 @@ class Run {
   }
 
   void finish() {
-    if (trace_ != nullptr) trace_->total_ns = now_ns() - start_;
+    if (trace_ != nullptr) trace_->total_ns = monotonic_ns() - start_;
     for (Held& h : held_) h.record = -1;
   }
 
@@ -133,7 +126,7 @@ class Run {
   void note_transfer(size_t step, Bytes bytes) {
     if (trace_ == nullptr) return;
     TraceRecord& r = trace_->records[step];
-    r.begin_ns = r.end_ns = now_ns() - start_;
+    r.begin_ns = r.end_ns = monotonic_ns() - start_;
     r.bytes = bytes;
   }
 

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
+
+#include "headrace/base/system.h"
 
 namespace headrace {
 namespace {
@@ -16,12 +17,6 @@ Status check_finite(std::span<const float> logits) {
   if (!bad) return {};
   return error(Code::kBadFile,
                "the logits are not finite: the model's weights hold NaN or infinity");
-}
-
-Nanos now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 // One decode step, by the session's counters before and after it.
@@ -64,14 +59,14 @@ Status generate(Session& session, const Tokenizer& tokenizer,
   history.assign(options.history.begin(), options.history.end());
   history.insert(history.end(), prompt.begin(), prompt.end());
   stats->tokens.reserve(static_cast<size_t>(std::min(wanted, most)));
-  const Nanos start = now_ns();
+  const Nanos start = monotonic_ns();
   HR_ASSIGN(std::span<const float> logits, session.append(prompt));
   Sampler sampler(options.sampling, static_cast<int64_t>(logits.size()));
-  stats->prefill_ns = now_ns() - start;
+  stats->prefill_ns = monotonic_ns() - start;
   for (int64_t n = 0; n < wanted; ++n) {
     HR_TRY(check_finite(logits));
     const int32_t token = sampler.sample(logits, history);
-    if (n == 0) stats->first_token_ns = now_ns() - start;
+    if (n == 0) stats->first_token_ns = monotonic_ns() - start;
     stats->ended = tokenizer.is_end_of_generation(token) && !options.ignore_end;
     if (stats->ended) return {};
     history.push_back(token);
@@ -79,9 +74,9 @@ Status generate(Session& session, const Tokenizer& tokenizer,
     if (!on_token(token) || n + 1 == wanted) return {};
     const Executor::Moved before = session.moved();
     const int replans = session.replans();
-    const Nanos begin = now_ns();
+    const Nanos begin = monotonic_ns();
     HR_ASSIGN(logits, session.append(std::span<const int32_t>(&token, 1)));
-    const Nanos took = now_ns() - begin;
+    const Nanos took = monotonic_ns() - begin;
     stats->decode_ns += took;
     if (session.replans() != replans) {
       forget_steps(stats);  // this one moved the session to its new plan

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headrace/base/system_memory.h"
+#include "headrace/sim/simulate.h"
 
 namespace headrace {
 namespace {
@@ -136,8 +137,8 @@ class Planner {
     }
     full_decode_ = full_arena_bytes(*by_rows);
     decode_graph_ = std::move(by_rows);
-    arena_ = std::min(room, full_decode_);
-    const PlanRequest decode = request("decode", decode_graph_, arena_);
+    const PlanRequest decode =
+        request("decode", decode_graph_, std::min(room, full_decode_));
     plan_.decode_cost = decode.cost;
     HR_ASSIGN(plan_.decode, plan_cyclic(decode));
     return {};
@@ -172,7 +173,7 @@ class Planner {
       const Bytes arena = std::min(room, std::max(full, full_decode_));
       HR_ASSIGN(Program candidate, plan_cyclic(request("prefill", g, arena)));
       const int64_t steps = (prompt + chunk - 1) / chunk;
-      const Nanos ns = summarize(candidate).predicted_ns * steps;
+      const Nanos ns = simulate(candidate).total_ns * steps;
       if (plan_.prefill.graph == nullptr || ns < best_ns) {
         best_ns = ns;
         plan_.prefill = std::move(candidate);
@@ -209,7 +210,6 @@ class Planner {
   SessionPlan plan_;
   std::shared_ptr<const Graph> decode_graph_;
   Bytes full_decode_ = 0;
-  Bytes arena_ = 0;
 };
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include <cerrno>
 
+#include "headrace/base/system.h"
+
 namespace headrace {
 namespace {
 
@@ -13,11 +15,7 @@ constexpr Nanos kSecond = 1'000'000'000;
 
 class RealClock final : public Clock {
  public:
-  Nanos now() override {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * kSecond + t.tv_nsec;
-  }
+  Nanos now() override { return monotonic_ns(); }
   void sleep_until(Nanos time) override {
     const Nanos early = time - kSpin;
     if (now() < early) {
