@@ -10,14 +10,20 @@ constexpr std::array<const char*, 6> kRoles = {"weight",   "constant", "activati
                                                "gathered", "state",    "output"};
 constexpr std::array<const char*, kOpKindCount> kOps = {
     "embed",     "rope_table", "rms_norm",    "quantize",   "matmul", "rope_kv",
-    "attention", "gated_act",  "add",         "select_rows", "softcap"};
+    "attention", "gated_act",  "add",         "select_rows", "softcap",
+    "kernel"};
 constexpr std::array<const char*, kAttrCount> kAttrs = {
     "scale",    "mscale",          "eps",            "add_one",  "col_begin",
     "heads",    "kv_heads",        "head_dim",       "rope_half_split",
-    "segment_tokens", "segments",  "window",         "softcap",  "act"};
+    "segment_tokens", "segments",  "window",         "softcap",  "act",
+    "seconds",  "flops",           "traffic",        "recompute"};
+
+constexpr std::array<const char*, kDataClassCount> kClasses = {
+    "weight", "optimizer", "gradient", "activation", "kv", "input", "other"};
 
 }  // namespace
 
+const char* name_of(DataClass c) { return kClasses[static_cast<size_t>(c)]; }
 const char* name_of(Role role) { return kRoles[static_cast<size_t>(role)]; }
 const char* name_of(OpKind kind) { return kOps[static_cast<size_t>(kind)]; }
 const char* name_of(Attr attr) { return kAttrs[static_cast<size_t>(attr)]; }
@@ -26,7 +32,9 @@ Graph without_outputs(Graph graph) {
   std::vector<bool> needed(graph.tensors.size(), false);
   std::vector<Op> kept;
   for (auto op = graph.ops.rbegin(); op != graph.ops.rend(); ++op) {
-    if (op->updates.empty() && !needed[op->outputs[0].index()]) continue;
+    const bool read = std::any_of(op->outputs.begin(), op->outputs.end(),
+                                  [&](TensorId id) { return needed[id.index()]; });
+    if (op->updates.empty() && !read) continue;
     for (TensorId id : op->inputs) {
       if (id.valid()) needed[id.index()] = true;
     }

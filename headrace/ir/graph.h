@@ -12,8 +12,9 @@
 //
 // Promises
 //   1. SSA up to two stated exceptions: (a) a tensor may be written by several matmuls, each a
-//      disjoint range of columns; it is readable after all of them. (b) state (KV, later weights
-//      and optimizer moments) is updated in place by the ops that list it under `updates`.
+//      disjoint range of columns; it is readable after all of them. (b) state (KV, weights in
+//      training, optimizer moments) and accumulating activations (a gradient summed over several
+//      ops) are updated in place by the ops that list them under `updates`.
 //   2. ops are in a valid order: every input is written, or is a source role, before its use.
 //   3. verify() checks 1 and 2, shapes and attributes included; to_text / parse_graph round-trip.
 #pragma once
@@ -41,6 +42,13 @@ enum class Role : uint8_t {
 constexpr int kRoleCount = 6;
 const char* name_of(Role role);
 
+// What a tensor's bytes are, for people: memory is reported by class.
+enum class DataClass : uint8_t {
+  kWeight, kOptimizer, kGradient, kActivation, kKv, kInput, kOther,
+};
+constexpr int kDataClassCount = 7;
+const char* name_of(DataClass data_class);
+
 // Where a weight's bytes are: `bytes` bytes at `offset` of file number `file` of the model.
 struct FileExtent {
   int32_t file = -1;  // -1: not in a file
@@ -65,7 +73,8 @@ struct Tensor {
   int64_t cols = 0;
   Bytes bytes = 0;   // device bytes when resident, without page rounding
   FileExtent source;               // kWeight, kGathered (the whole table)
-  KvSlot slot;                     // kState
+  KvSlot slot;                     // kState that is KV
+  DataClass data_class = DataClass::kActivation;
   std::vector<float> constant;     // kConstant, f32 [rows, cols]
   bool operator==(const Tensor&) const = default;
 };
@@ -109,15 +118,23 @@ enum class OpKind : uint8_t {
   kSelectRows,
   // in: x [rows, n]; out: cap * tanh(x / cap).                                 attrs: softcap
   kSoftcap,
+  // A kernel known from outside: a workload's op. Reads inputs, writes outputs (there may be none),
+  // changes updates. `Op::kernel` says which kernel it is.
+  // attrs: seconds (measured; absent: predicted from the two below), flops (multiply-adds count
+  //        two), traffic (device bytes read and written; absent: those of its operands),
+  //        recompute (0: must run exactly once, e.g. it draws random numbers; 1 when absent).
+  // Stated meaning, so that executed plans can be compared bit for bit: see kernel/synthetic.cc.
+  kKernel,
 };
-constexpr int kOpKindCount = 11;
+constexpr int kOpKindCount = 12;
 const char* name_of(OpKind kind);
 
 enum class Attr : uint8_t {
   kScale, kMscale, kEps, kAddOne, kColBegin, kHeads, kKvHeads, kHeadDim, kRopeHalfSplit,
   kSegmentTokens, kSegments, kWindow, kSoftcap, kAct,
+  kSeconds, kFlops, kTraffic, kRecompute,
 };
-constexpr int kAttrCount = 14;
+constexpr int kAttrCount = 18;
 const char* name_of(Attr attr);
 
 struct Op {
@@ -125,9 +142,10 @@ struct Op {
   std::string name;                // for people: "blk.3.attn_q:0"
   std::vector<TensorId> inputs;    // an absent optional input is an invalid id
   std::vector<TensorId> outputs;
-  std::vector<TensorId> updates;   // kState tensors changed in place
+  std::vector<TensorId> updates;   // kState or kActivation tensors changed in place
   std::map<Attr, double> attrs;
   Bytes workspace = 0;             // device bytes needed while it runs, set by the builder
+  std::string kernel;              // kKernel: "Conv2d_Forward"; costs are learned by this name
   bool operator==(const Op&) const = default;
 
   // The attribute, or `otherwise` where the op does not have it.

@@ -9,7 +9,7 @@ namespace headrace {
 namespace {
 
 constexpr std::array<const char*, kInstrKindCount> kKinds = {"compute", "load", "store",
-                                                             "gather", "detach"};
+                                                             "gather", "detach", "encode", "decode"};
 
 bool persistent(const Program& p, const Residency& r) {
   if (!r.tensor.valid()) return false;
@@ -51,6 +51,33 @@ Bytes device_bytes(const Tensor& tensor) {
   if (tensor.role == Role::kWeight) return load_extent(tensor.source).bytes;
   if (tensor.role == Role::kGathered) return round_up(tensor.bytes, kPage);
   return round_up(tensor.bytes, kLine);
+}
+
+Bytes range_bytes(const Tensor& tensor, const Range& range, Codec codec) {
+  const Bytes all = codec == Codec::kNone ? device_bytes(tensor)
+                                          : round_up(encoded_bytes(codec, tensor), kLine);
+  return range.bytes < 0 ? all - range.begin : range.bytes;
+}
+
+namespace {
+
+// The tier whose link `tier` uses: the first of its group.
+size_t link_owner(const std::vector<TierInfo>& tiers, size_t tier) {
+  for (size_t u = 1; u < tier; ++u) {
+    if (tiers[u].group >= 0 && tiers[u].group == tiers[tier].group) return u;
+  }
+  return tier;
+}
+
+}  // namespace
+
+StreamId link_stream(const std::vector<TierInfo>& tiers, TierId tier, InstrKind kind) {
+  const size_t owner = link_owner(tiers, tier.index());
+  int32_t stream = 1;
+  for (size_t u = 1; u < owner; ++u) {
+    if (link_owner(tiers, u) == u) stream += tiers[u].duplex ? 2 : 1;
+  }
+  return StreamId(stream + (kind == InstrKind::kStore && tiers[owner].duplex ? 1 : 0));
 }
 
 // ---- text -------------------------------------------------------------------------------------

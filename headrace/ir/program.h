@@ -12,16 +12,27 @@
 //                     instructions run on stream 0, transfers on the stream of their link.
 //   residency         a tensor (or an op's workspace) in one arena range over the steps
 //                     [begin, end). begin kEntry: resident at entry; end kExit: still at exit.
+//   recompute         an op that runs again, to bring back outputs whose device copy was given up.
+//   Encode / Decode   write the encoded form of t beside it / t from its encoded form (codec.h).
+//   range             a run of bytes of a tensor: transfers and residencies may be of a part.
+//   copy              a residency in a tier other than the device: a slot of that tier's bytes.
+//   stream            a queue of instructions that run one after the other: 0 computes, the others
+//                     are links (one a direction, or one for both, or one for several tiers).
 //   cyclic            runs again and again (a decode step); ends where it began.
 //
 // Promises, all checked by verify(Program)
-//   1. every operand of a compute step is resident there, and its Load is waited for.
-//   2. no two residencies that share a step share a byte; nor does a Load start into bytes that
-//      an earlier, unfinished instruction still uses.
-//   3. nothing is detached that has no other valid copy and is needed later.
-//   4. all extents lie inside [0, arena_bytes).
-//   5. a cyclic Program has the same residencies at exit as at entry.
-//   6. to_text / parse_program round-trip; the text is self-contained (graph, tiers, costs).
+//   1. every operand of a compute step is resident there in one piece and in its present version
+//      (updates in place make a new one), and its Load is waited for.
+//   2. no two residencies of one tier that share a step share a byte; nor does an instruction start
+//      to write bytes that an earlier, unfinished instruction of another stream still uses.
+//   3. nothing is detached that has no other valid copy and is needed later, unless an op that
+//      writes it runs again before that.
+//   4. all extents lie inside [0, arena_bytes), and inside the capacity of their tier.
+//   5. a cyclic Program has the same residencies at exit as at entry, in every tier.
+//   6. every op of the graph runs, in an order that its operands allow; what an op that runs again
+//      reads has the version that it had the first time, and no op with recompute = 0 or updates
+//      runs twice.
+//   7. to_text / parse_program round-trip; the text is self-contained (graph, tiers, costs).
 #pragma once
 
 #include <memory>
@@ -29,6 +40,7 @@
 #include <string_view>
 #include <vector>
 
+#include "headrace/ir/codec.h"
 #include "headrace/ir/graph.h"
 
 namespace headrace {
@@ -36,9 +48,21 @@ namespace headrace {
 constexpr StreamId kComputeStream{0};
 constexpr Step kEntry{-1};
 
-enum class InstrKind : uint8_t { kCompute, kLoad, kStore, kGather, kDetach };
-constexpr int kInstrKindCount = 5;
+enum class InstrKind : uint8_t { kCompute, kLoad, kStore, kGather, kDetach, kEncode, kDecode };
+constexpr int kInstrKindCount = 7;
 const char* name_of(InstrKind kind);
+inline bool is_transfer(InstrKind k) {
+  return k == InstrKind::kLoad || k == InstrKind::kStore || k == InstrKind::kGather;
+}
+
+// Bytes [begin, begin + bytes) of a tensor's device copy, or of its encoded form. The default is
+// all of it.
+struct Range {
+  Bytes begin = 0;
+  Bytes bytes = -1;  // -1: to the end
+  bool whole() const { return begin == 0 && bytes < 0; }
+  bool operator==(const Range&) const = default;
+};
 
 struct Instr {
   InstrKind kind = InstrKind::kCompute;
@@ -49,7 +73,9 @@ struct Instr {
   // Steps whose latest execution must be complete before this one starts. An index at or after
   // the own one means the execution in the previous cycle.
   std::vector<Step> waits;
-  Nanos cost_ns = 0;    // kCompute: predicted duration
+  Nanos cost_ns = 0;    // kCompute, kEncode, kDecode: predicted duration
+  Range range;          // kLoad, kStore, kDetach: of the form that `codec` names
+  Codec codec = Codec::kNone;  // which form is moved or given up; kEncode, kDecode: by which codec
   bool operator==(const Instr&) const = default;
 };
 
@@ -60,6 +86,9 @@ struct Residency {
   Bytes bytes = 0;       // page-rounded for what is loaded from a file
   Step begin = kEntry;
   Step end;              // one past the last step; instrs.size() when still resident at exit
+  TierId tier = kDevice; // whose bytes `offset` counts
+  Range range;           // of the tensor, or of its encoded form
+  Codec codec = Codec::kNone;
   bool operator==(const Residency&) const = default;
 };
 
@@ -70,8 +99,15 @@ struct TierInfo {
   double load_bytes_per_s = 0;  // 0 for the device itself
   double store_bytes_per_s = 0;
   Nanos latency_ns = 0;
+  bool duplex = false;          // loads and stores do not slow each other
+  int32_t group = -1;           // tiers of one group share one link; -1: a link of its own
   bool operator==(const TierInfo&) const = default;
 };
+
+// The stream of a transfer of `kind` with `tier`. A link that is not duplex has one stream, a duplex
+// link two; the tiers of a group share those of the first of them. Streams are numbered from 1 in
+// the order of tiers, loads before stores.
+StreamId link_stream(const std::vector<TierInfo>& tiers, TierId tier, InstrKind kind);
 
 struct Program {
   std::string name;
@@ -79,6 +115,8 @@ struct Program {
   bool cyclic = false;
   Bytes arena_bytes = 0;
   std::vector<TierInfo> tiers;      // by TierId; [0] is the device
+  TierId source_tier{1};            // where the file extents of weights are
+  std::string machine;              // what it was planned for, for people
   std::vector<Instr> instrs;
   std::vector<Residency> residencies;  // by (begin, offset)
 
@@ -108,6 +146,9 @@ LoadExtent load_extent(const FileExtent& source);
 // Arena bytes that a residency of `tensor` takes: page-rounded superset for weights, the size
 // rounded to kLine otherwise.
 Bytes device_bytes(const Tensor& tensor);
+// The bytes of `range` of a tensor in the form `codec`: of device_bytes, or of encoded_bytes rounded
+// to kLine.
+Bytes range_bytes(const Tensor& tensor, const Range& range, Codec codec = Codec::kNone);
 
 // Ok, or the first broken promise. O(steps x live residencies): slow and obvious.
 Status verify(const Program& program);

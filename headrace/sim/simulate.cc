@@ -71,7 +71,7 @@ class Player {
 
 }  // namespace
 
-Trace simulate(const Program& program) {
+Trace simulate(const Program& program, const SimOptions&) {
   Player player(program);
   Trace trace = player.cycle();
   for (int i = 1; program.cyclic && i < kMaxCycles; ++i) {

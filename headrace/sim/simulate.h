@@ -1,16 +1,28 @@
-// The simulator: plays a Program on the machine it was planned for and returns the Trace that the
-// executor is expected to return. Moves no memory.
+// The simulator: plays a Program on a machine and returns the Trace that the executor is expected to
+// return. Moves no memory.
 //
-// Model: the compute stream runs its steps in order; each takes its cost. A transfer is issued
-// when the device side reaches it in program order, starts when its link is free and its waits are
-// over, occupies the link for bytes / bandwidth and completes one latency later. A cyclic Program
-// is played until its duration repeats; the last cycle is returned.
+// Model: discrete events. The device side reads the instructions in order and issues each when the
+// compute instruction listed before it has ended. Compute, encode and decode run on stream 0, each
+// for its cost, after its waits. A transfer joins the queue of its stream (link_stream), which serves
+// one at a time in the order issued; it starts when the link is free and its waits are over,
+// occupies the link for bytes / bandwidth and completes one latency later. Detach takes no time and
+// completes with its waits. A cyclic Program is played until its duration repeats; the last cycle is
+// returned.
 #pragma once
 
 #include "headrace/ir/trace.h"
 
 namespace headrace {
 
-Trace simulate(const Program& program);
+struct SimOptions {
+  // Other tiers than those of the Program (same number, same order); empty: the Program's.
+  std::vector<TierInfo> tiers;
+  // Every compute cost is multiplied by a factor uniform in [1 - noise, 1 + noise], drawn from `seed`.
+  double noise = 0;
+  uint64_t seed = 0;
+};
+
+// Precondition: verify(program) is ok. Deterministic.
+Trace simulate(const Program& program, const SimOptions& options = {});
 
 }  // namespace headrace

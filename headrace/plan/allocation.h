@@ -1,0 +1,73 @@
+// Static allocation: offsets for buffers whose sizes and lifetimes are known, the 2-D packing at the
+// end of every plan and a tool of its own (`headrace offsets`). Knows nothing of tensors.
+//
+// Vocabulary
+//   buffer     [lower, upper) in time, `size` bytes.
+//   block      what gets one offset: one buffer, or several at fixed distances (a tensor whose middle
+//              part is away for a while is three buffers in one block).
+//   load       the sum of the sizes alive at a time; its maximum bounds every solution from below.
+//
+// Promises
+//   1. solutions pass validate(); 2. deterministic, no clock: effort is counted in steps of search;
+//   3. a larger capacity never turns a solved problem into a failure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headrace/base/status.h"
+#include "headrace/base/types.h"
+
+namespace headrace {
+
+struct AllocBuffer {
+  int32_t lower = 0;      // first time alive
+  int32_t upper = 0;      // one past the last
+  Bytes size = 0;
+  int32_t block = -1;     // buffers with the same number move together; -1: a block of its own
+  Bytes distance = 0;     // of this buffer's begin from its block's offset
+  bool operator==(const AllocBuffer&) const = default;
+};
+
+struct AllocProblem {
+  std::vector<AllocBuffer> buffers;
+  Bytes alignment = 1;    // of the offsets of blocks; distances are multiples of it
+};
+
+struct AllocOptions {
+  Bytes capacity = -1;       // -1: as small as can be found
+  // How much search the hard cases may cost, in nodes; 0: heuristics alone.
+  int64_t search_nodes = 0;
+};
+
+struct AllocSolution {
+  std::vector<Bytes> offsets;  // by buffer
+  Bytes height = 0;            // end of the highest buffer
+  Bytes lower_bound = 0;       // proven: no solution is lower
+  bool fits = false;           // height <= capacity (always when none was given)
+  std::string method;          // which heuristic or search found it, for people
+  int64_t nodes = 0;           // search steps used
+  // When it does not fit: the time at which the most buffers lie above the capacity.
+  int32_t worst_time = 0;
+};
+
+// The largest load at any time.
+Bytes max_load(const AllocProblem& problem);
+
+// kUsage for lifetimes that are empty, negative sizes, or blocks that overlap themselves.
+Result<AllocSolution> allocate(const AllocProblem& problem, const AllocOptions& options);
+
+// Ok, or the first two buffers that share a byte at a time, or lie outside [0, capacity). Sorts by
+// time and compares all pairs alive together: slow and obvious; shares no code with allocate().
+Status validate(const AllocProblem& problem, const std::vector<Bytes>& offsets, Bytes capacity);
+
+// CSV with a header `id,lower,upper,size` (MiniMalloc's format, half-open lifetimes; columns in any
+// order). ids are returned in `ids`. kBadFile with the line number.
+Result<AllocProblem> parse_alloc_csv(std::string_view text, std::vector<std::string>* ids);
+// id,lower,upper,size,offset
+std::string to_csv(const AllocProblem& problem, const std::vector<std::string>& ids,
+                   const std::vector<Bytes>& offsets);
+
+}  // namespace headrace

@@ -1,0 +1,82 @@
+// The planner's view of a step: flat tables over the positions of one order. Internal to plan/.
+//
+// Vocabulary
+//   position  index in `order`; the op at position k runs after the actions listed before it.
+//   value     a tensor in one life: born at a position (or there at entry), touched by ops, dead
+//             after its last touch. Tensors that no op touches are values as well when persistent.
+//   touch     a position whose op reads or writes the value; it must be on the device there.
+//   gap       between two touches that are not neighbours; also before the first touch of what is
+//             there at entry, after the last of what must outlive the step, and, in a cyclic
+//             problem, from the last touch to the first of the next cycle.
+//   action    a store, load, drop, recompute, encode or decode, listed before a position.
+//
+// Memory model: at position k the device holds every value that is touched at k (outputs are
+// allocated before inputs are freed), every value that is resident across k, and the workspace of
+// the op. A load holds its bytes from the position it is listed before; a store until its drop.
+#pragma once
+
+#include <vector>
+
+#include "headrace/plan/step_plan.h"
+
+namespace headrace::plan {
+
+struct Value {
+  TensorId tensor;
+  Bytes bytes = 0;               // device_bytes
+  int32_t producer = -1;         // position of the op that writes it first; -1: there at entry
+  std::vector<int32_t> touches;  // ascending positions
+  std::vector<int32_t> writes;   // those of them that write it; each makes copies elsewhere stale
+  bool persistent = false;       // weight or state: must outlive the step (in any tier)
+  bool on_device_at_entry = false;  // not cyclic, state: it starts there. Otherwise the plan's choice
+  TierId home;                   // a tier with a valid copy at entry (weights); invalid: none
+  bool can_recompute = false;    // its op may run again: no updates, rules allow it, written once
+  const PlacementRule* rule = nullptr;  // null: none
+};
+
+struct Problem {
+  const StepRequest* request = nullptr;
+  const Graph* graph = nullptr;
+  const Machine* machine = nullptr;
+  Bytes budget = 0;              // what placement may use: at most request->budget
+  bool cyclic = false;
+  std::vector<OpId> order;
+  std::vector<Nanos> cost;       // by position
+  std::vector<Bytes> workspace;  // by position
+  std::vector<Value> values;
+  std::vector<int32_t> value_of; // by TensorId; -1: not a value (constants held all the time)
+  std::vector<std::vector<int32_t>> reads;   // by position: values read (updates included)
+  std::vector<std::vector<int32_t>> births;  // by position: values written first
+  Bytes fixed_bytes = 0;         // constants: resident throughout
+  int32_t size() const { return static_cast<int32_t>(order.size()); }
+};
+
+// The problem in this order (a valid order of all ops of the graph).
+Result<Problem> make_problem(const StepRequest& request, const std::vector<OpId>& order);
+
+// The bytes held at each position when nothing moves.
+std::vector<Bytes> resident_profile(const Problem& problem);
+
+enum class ActionKind : uint8_t { kStore, kLoad, kDrop, kRecompute, kEncode, kDecode };
+
+// Listed before position `before` (size(): after the last op); the list order of actions before one
+// position is theirs. Range as in Instr: of the form that `codec` names.
+struct Action {
+  ActionKind kind = ActionKind::kStore;
+  int32_t before = 0;
+  int32_t value = -1;            // kRecompute: the value wanted; other outputs of the op are dropped
+                                 // at once unless they are recomputed by the same action list
+  Range range;                   // kStore, kLoad, kDrop
+  TierId tier;                   // kStore, kLoad
+  Codec codec = Codec::kNone;    // kStore, kLoad, kDrop: which form; kEncode, kDecode
+};
+
+// What placement decides. A value without actions is kept from birth to last touch. A drop is listed
+// for everything that leaves before its last touch; what is dead is dropped by emit().
+struct Schedule {
+  std::vector<Action> actions;   // by `before`
+  std::vector<bool> at_entry;    // by value: on the device at entry (cyclic: and at exit)
+  std::vector<Choice> choices;   // for people; the times are filled in later
+};
+
+}  // namespace headrace::plan
