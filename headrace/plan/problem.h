@@ -48,14 +48,37 @@ struct Problem {
   std::vector<std::vector<int32_t>> reads;   // by position: values read (updates included)
   std::vector<std::vector<int32_t>> births;  // by position: values written first
   Bytes fixed_bytes = 0;         // constants: resident throughout
+  TierId source_tier;            // where the files of weights are; invalid: nowhere
   int32_t size() const { return static_cast<int32_t>(order.size()); }
 };
 
-// The problem in this order (a valid order of all ops of the graph).
+// More ops than any plan is made for.
+constexpr size_t kMostOps = 2'000'000;
+
+// Ok, or why this request can never be planned: kBadFile for a graph or machine that cannot be,
+// kUsage for rules that contradict each other or name what does not exist.
+Status check_request(const StepRequest& request);
+
+// The tier that holds files: the one named "file", else the first after the device.
+TierId source_tier(const Machine& machine);
+
+// The graph's own order.
+std::vector<OpId> program_order(const Graph& graph);
+
+// The problem in this order (a valid order of all ops of the graph; kUsage otherwise). Precondition:
+// check_request() is ok. What is special by role:
+//   kConstant  no value, held throughout (fixed_bytes)
+//   kGathered  touched at all positions up to its last use: gathered at the begin, never moved
+//   kOutput    touched by the last position too, and held from there to the exit
+//   kWeight    home is the source tier; not cyclic: whether it is on the device at entry is the plan's
+//              choice
 Result<Problem> make_problem(const StepRequest& request, const std::vector<OpId>& order);
 
 // The bytes held at each position when nothing moves.
 std::vector<Bytes> resident_profile(const Problem& problem);
+
+// Predicted duration of encoding or decoding all of `value` by `codec`.
+Nanos codec_cost(const Problem& problem, int32_t value, Codec codec);
 
 enum class ActionKind : uint8_t { kStore, kLoad, kDrop, kRecompute, kEncode, kDecode };
 
