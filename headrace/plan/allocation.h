@@ -59,12 +59,14 @@ Bytes max_load(const AllocProblem& problem);
 // kUsage for lifetimes that are empty, negative sizes, or blocks that overlap themselves.
 Result<AllocSolution> allocate(const AllocProblem& problem, const AllocOptions& options);
 
-// Ok, or the first two buffers that share a byte at a time, or lie outside [0, capacity). Sorts by
-// time and compares all pairs alive together: slow and obvious; shares no code with allocate().
+// Ok, or the first two buffers that share a byte at a time, or lie outside [0, capacity) (-1: any
+// height), are not aligned or have left their block. A sweep over time, O(n log n); shares no code
+// with allocate().
 Status validate(const AllocProblem& problem, const std::vector<Bytes>& offsets, Bytes capacity);
 
 // CSV with a header `id,lower,upper,size` (MiniMalloc's format, half-open lifetimes; columns in any
-// order). ids are returned in `ids`. kBadFile with the line number.
+// order, other columns are passed over). `block` and `distance` may be given too. ids are returned
+// in `ids`; each occurs once. kBadFile with the line number.
 Result<AllocProblem> parse_alloc_csv(std::string_view text, std::vector<std::string>* ids);
 // id,lower,upper,size,offset
 std::string to_csv(const AllocProblem& problem, const std::vector<std::string>& ids,
