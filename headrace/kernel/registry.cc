@@ -1,5 +1,6 @@
 #include "headrace/kernel/kernel.h"
 #include "headrace/kernel/ops_cpu.h"
+#include "headrace/kernel/synthetic.h"
 
 namespace headrace {
 
@@ -17,12 +18,14 @@ KernelFn find_kernel(OpKind kind, DeviceKind device) {
     case OpKind::kAdd: return add_cpu;
     case OpKind::kSelectRows: return select_rows_cpu;
     case OpKind::kSoftcap: return softcap_cpu;
+    case OpKind::kKernel: return synthetic_cpu;
   }
   return nullptr;
 }
 
 Bytes workspace_bytes(const Graph& graph, const Op& op, int threads) {
   if (op.kind == OpKind::kMatMul) return matmul_workspace(graph, op, threads);
+  if (op.kind == OpKind::kKernel) return op.workspace;  // known from outside
   return other_op_workspace(graph, op, threads);
 }
 

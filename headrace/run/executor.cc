@@ -174,6 +174,8 @@ Status walk(ExecutorState& state, Prepared& p, Run& run, const std::atomic<bool>
       case InstrKind::kGather: status = run.gather(state, instrs[s], p.transfers[at], s); break;
       case InstrKind::kDetach: status = run.detach(state, p.transfers[at]); break;
       case InstrKind::kStore:
+      case InstrKind::kEncode:
+      case InstrKind::kDecode:
         status = error(Code::kUnsupported, "a Store in an inference program");
         break;
     }
