@@ -4,7 +4,11 @@
 //   t0 weight q4_1 [576 576] bytes 207360 file 0 offset 1795776 "blk.0.attn_q.weight:0"
 //   t1 state f16 [64 384] bytes 49152 slot 0 0 0 "kv.0.0.0"
 //   t2 constant f32 [1 2] bytes 8 values 1 0.5 "rope"
-//   op matmul "blk.0.attn_q:0" in t5 t0 - - out t6 updates attrs col_begin=0 workspace 0
+//   t3 activation f32 [1 64] bytes 256 class gradient "d_x"
+//   op matmul "blk.0.attn_q:0" in t5 t0 - - out t6 updates attrs col_begin 0 workspace 0
+//   op kernel "conv1" in t1 out t2 updates attrs seconds 1e-3 workspace 0 kernel "Conv2d_Forward"
+//
+// `class` stands only where it is not that of an activation, `kernel` only where there is one.
 #include <charconv>
 
 #include "headrace/ir/graph.h"
@@ -66,6 +70,9 @@ Result<Tensor> parse_tensor(text::Reader& in) {
     HR_ASSIGN(t.slot.sequence, in.small_integer());
     HR_ASSIGN(t.slot.segment, in.small_integer());
   }
+  if (in.take("class")) {
+    HR_ASSIGN(t.data_class, enum_of<DataClass>(in, kDataClassCount));
+  }
   if (in.take("values")) {
     if (t.rows < 1 || t.cols < 1 || t.rows > INT32_MAX / t.cols) {
       return in.fail("a constant of impossible shape");
@@ -105,6 +112,9 @@ Result<Op> parse_op(text::Reader& in) {
   }
   HR_TRY(in.expect("workspace"));
   HR_ASSIGN(op.workspace, in.integer());
+  if (in.take("kernel")) {
+    HR_ASSIGN(op.kernel, in.word());
+  }
   return op;
 }
 
@@ -128,6 +138,7 @@ std::string to_text(const Graph& graph) {
     if (t.slot.layer >= 0) {
       out += text_of(" slot %d %d %d", t.slot.layer, t.slot.sequence, t.slot.segment);
     }
+    if (t.data_class != DataClass::kActivation) out += text_of(" class %s", name_of(t.data_class));
     if (!t.constant.empty()) {
       out += " values";
       for (float v : t.constant) out += ' ' + text::number(static_cast<double>(v));
@@ -143,7 +154,9 @@ std::string to_text(const Graph& graph) {
     for (const auto& [attr, value] : op.attrs) {
       out += text_of(" %s ", name_of(attr)) + text::number(value);
     }
-    out += text_of(" workspace %lld\n", static_cast<long long>(op.workspace));
+    out += text_of(" workspace %lld", static_cast<long long>(op.workspace));
+    if (!op.kernel.empty()) out += " kernel " + text::quoted(op.kernel);
+    out += '\n';
   }
   return out;
 }

@@ -1,6 +1,7 @@
 // verify(Graph): every promise of graph.h, op by op, without sharing code with the builders.
 #include <cmath>
-#include <set>
+#include <string_view>
+#include <unordered_set>
 
 #include "headrace/ir/graph.h"
 
@@ -12,6 +13,10 @@ constexpr int64_t kMostElements = int64_t{1} << 48;
 constexpr double kMostAttr = 9007199254740992.0;  // 2^53: an integer that a double still holds
 constexpr size_t kAnyNumber = SIZE_MAX;
 constexpr int64_t kMostHeads = 1 << 20;  // of heads and of their dimensions
+// Sums over a graph of any length stay far from the end of 64 bits, in bytes and in nanoseconds.
+constexpr Bytes kMostBytes = Bytes{1} << 60;
+constexpr double kMostSeconds = 1e9;
+constexpr double kMostWork = 1e24;  // FLOPs or bytes of one op
 
 bool is_vector(const Tensor& t, int64_t cols) { return t.rows == 1 && t.cols == cols; }
 
@@ -22,7 +27,7 @@ class Verifier {
   Status run() {
     HR_TRY(check_tensors());
     for (const Op& op : g_.ops) {
-      Status s = check_op(op);
+      Status s = op.kind == OpKind::kKernel ? check_kernel(op) : check_op(op);
       if (!s.ok()) return s.within(std::string("op ") + name_of(op.kind) + " '" + op.name + "'");
     }
     return check_outputs();
@@ -37,10 +42,12 @@ class Verifier {
     if (g_.max_rows < 1 || g_.max_output_rows < 0 || g_.max_output_rows > g_.max_rows) {
       return bad("a graph with impossible row counts", g_.name);
     }
-    std::set<std::string> names;
+    std::unordered_set<std::string_view> names;
+    Bytes total = 0;
     for (const Tensor& t : g_.tensors) {
       if (!names.insert(t.name).second) return bad("two tensors have the same name", t.name);
       HR_TRY(check_sizes(t));
+      HR_TRY(check_slot(t));
       if (t.role == Role::kWeight) {
         if (!t.source.valid()) return bad("weight without a file extent", t.name);
         if (t.source.bytes != t.bytes) return bad("weight and file extent differ", t.name);
@@ -58,6 +65,8 @@ class Verifier {
            t.constant.size() != static_cast<size_t>(t.rows * t.cols))) {
         return bad("constant without its values", t.name);
       }
+      if (t.bytes > kMostBytes - total) return bad("tensors of absurd size together", t.name);
+      total += t.bytes;
     }
     return {};
   }
@@ -74,12 +83,17 @@ class Verifier {
                              t.source.offset > kMostElements || t.source.bytes > kMostElements)) {
       return bad("impossible file extent", t.name);
     }
-    if (t.role == Role::kState &&
-        (t.slot.layer < 0 || t.slot.sequence < 0 || t.slot.segment < 0)) {
-      return bad("state without a slot", t.name);
-    }
     if (t.role == Role::kGathered && t.rows != g_.max_rows) {
       return bad("gathered rows are not those of a step", t.name);
+    }
+    return {};
+  }
+
+  // State that is not KV has no slot at all.
+  Status check_slot(const Tensor& t) {
+    const KvSlot& s = t.slot;
+    if (s.layer < 0 ? s != KvSlot() : (s.sequence < 0 || s.segment < 0)) {
+      return bad("half a slot", t.name);
     }
     return {};
   }
@@ -119,7 +133,8 @@ class Verifier {
     if (op.inputs.size() < required) return error(Code::kBadFile, "too few inputs");
     if (op.inputs.size() > most) return error(Code::kBadFile, "too many inputs");
     if (op.outputs.size() != 1) return error(Code::kBadFile, "not exactly one output");
-    if (op.workspace < 0) return error(Code::kBadFile, "negative workspace");
+    HR_TRY(check_workspace(op));
+    if (!op.kernel.empty()) return bad("a kernel's name on an op that is none", op.kernel);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       HR_TRY(check_id(op.inputs[i], i >= required));
       if (op.inputs[i].valid()) HR_TRY(check_input(op.inputs[i]));
@@ -139,6 +154,53 @@ class Verifier {
       return write_columns(op.outputs[0], op.iattr(Attr::kColBegin), g_.at(op.inputs[1]).rows);
     }
     return write_columns(op.outputs[0], 0, g_.at(op.outputs[0]).cols);
+  }
+
+  Status check_workspace(const Op& op) {
+    if (op.workspace < 0) return error(Code::kBadFile, "negative workspace");
+    if (op.workspace > kMostBytes) return error(Code::kBadFile, "absurd workspace");
+    return {};
+  }
+
+  // Any number of operands; what is changed must be there before, and something must come of it.
+  Status check_kernel(const Op& op) {
+    HR_TRY(need(!op.outputs.empty() || !op.updates.empty(), "neither outputs nor updates"));
+    HR_TRY(check_workspace(op));
+    HR_TRY(check_kernel_attrs(op));
+    for (TensorId id : op.inputs) {
+      HR_TRY(check_id(id, false));
+      HR_TRY(check_input(id));
+    }
+    for (TensorId id : op.updates) {
+      HR_TRY(check_id(id, false));
+      const Role role = g_.at(id).role;
+      if (role != Role::kState && role != Role::kActivation && role != Role::kOutput) {
+        return bad("an update of what cannot change", g_.at(id).name);
+      }
+      HR_TRY(check_input(id));
+    }
+    for (TensorId id : op.outputs) {
+      HR_TRY(check_id(id, false));
+      HR_TRY(write_columns(id, 0, g_.at(id).cols));
+    }
+    return {};
+  }
+
+  Status check_kernel_attrs(const Op& op) {
+    for (const auto& [attr, value] : op.attrs) {
+      const bool seconds = attr == Attr::kSeconds;
+      const bool work = attr == Attr::kFlops || attr == Attr::kTraffic;
+      const bool known = seconds || work || attr == Attr::kRecompute;
+      const double most = seconds ? kMostSeconds : work ? kMostWork : 1;
+      if (!known) return bad("an attribute that a kernel does not have", name_of(attr));
+      // Written so that NaN fails.
+      if (!(value >= 0 && value <= most)) return bad("impossible attribute", name_of(attr));
+      if (attr == Attr::kRecompute && value != 0 && value != 1) {
+        return bad("impossible attribute", name_of(attr));
+      }
+      if (seconds) seconds_ += value;
+    }
+    return need(seconds_ <= kMostSeconds, "ops of absurd duration together");
   }
 
   // The least and the most inputs of an op of this kind.
@@ -284,6 +346,7 @@ class Verifier {
       const Tensor& t = g_.at(slots[i]);
       const KvSlot& s = t.slot;
       HR_TRY(need(t.role == Role::kState, "a KV slot is no state"));
+      HR_TRY(need(s.layer >= 0, "state without a slot"));
       HR_TRY(need(t.dtype == DType::kF16 && t.rows * t.cols == elements,
                   "a KV slot of the wrong size"));
       HR_TRY(need(s.layer == g_.at(slots[0]).slot.layer, "KV slots of several layers"));
@@ -306,6 +369,7 @@ class Verifier {
 
   const Graph& g_;
   std::vector<int64_t> columns_;  // by tensor: columns written so far
+  double seconds_ = 0;            // of the kernels so far
 };
 
 }  // namespace

@@ -82,45 +82,78 @@ StreamId link_stream(const std::vector<TierInfo>& tiers, TierId tier, InstrKind 
 
 // ---- text -------------------------------------------------------------------------------------
 //
-//   program "decode" cyclic 1 arena 67108864
-//   tier "file" capacity 0 load 1e9 store 1e9 latency 200000
-//   load t4 tier 1 stream 1 waits 7
+//   program "decode" cyclic 1 arena 67108864 [source 2] [machine "H200"]
+//   tier "file" capacity 0 load 1e9 store 1e9 latency 200000 [duplex] [group 0]
+//   load t4 tier 1 stream 1 [range 0 4096] [codec bf16] waits 7
 //   compute op3 cost 1200 waits 0 2
-//   detach t4
-//   resident t4 offset 4096 bytes 212992 steps 0 3
+//   encode t5 codec bf16 cost 900 waits 4
+//   detach t4 [range 0 4096] [codec bf16]
+//   resident t4 offset 4096 bytes 212992 steps 0 3 [tier 1] [range 0 4096] [codec bf16]
 //   workspace op3 offset 8192 bytes 4096 steps 1 2
 //   graph ...
+//
+// What stands in brackets is left out where it is the default. A range is its begin and its bytes,
+// -1 for "to the end".
+
+namespace {
+
+void append_part(std::string& out, const Range& range, Codec codec) {
+  if (!range.whole()) {
+    out += text_of(" range %lld %lld", static_cast<long long>(range.begin),
+                   static_cast<long long>(range.bytes));
+  }
+  if (codec != Codec::kNone) out += text_of(" codec %s", name_of(codec));
+}
+
+void append_tier(std::string& out, const TierInfo& t) {
+  out += "tier " + text::quoted(t.name) +
+         text_of(" capacity %lld load ", static_cast<long long>(t.capacity)) +
+         text::number(t.load_bytes_per_s) + " store " + text::number(t.store_bytes_per_s) +
+         text_of(" latency %lld", static_cast<long long>(t.latency_ns));
+  if (t.duplex) out += " duplex";
+  if (t.group != -1) out += text_of(" group %d", t.group);
+  out += '\n';
+}
+
+void append_instr(std::string& out, const Instr& i) {
+  out += name_of(i.kind);
+  if (i.kind == InstrKind::kCompute) {
+    out += text_of(" op%d cost %lld", i.op.value, static_cast<long long>(i.cost_ns));
+  } else {
+    out += text_of(" t%d", i.tensor.value);
+    if (is_transfer(i.kind)) out += text_of(" tier %d stream %d", i.tier.value, i.stream.value);
+    append_part(out, i.range, i.codec);
+    if (i.kind == InstrKind::kEncode || i.kind == InstrKind::kDecode) {
+      out += text_of(" cost %lld", static_cast<long long>(i.cost_ns));
+    }
+  }
+  if (!i.waits.empty()) out += " waits";
+  for (Step w : i.waits) out += text_of(" %d", w.value);
+  out += '\n';
+}
+
+void append_residency(std::string& out, const Residency& r) {
+  out += r.tensor.valid() ? text_of("resident t%d", r.tensor.value)
+                          : text_of("workspace op%d", r.op.value);
+  out += text_of(" offset %lld bytes %lld steps %d %d", static_cast<long long>(r.offset),
+                 static_cast<long long>(r.bytes), r.begin.value, r.end.value);
+  if (r.tier != kDevice) out += text_of(" tier %d", r.tier.value);
+  append_part(out, r.range, r.codec);
+  out += '\n';
+}
+
+}  // namespace
 
 std::string to_text(const Program& p) {
   std::string out = "program " + text::quoted(p.name) +
-                    text_of(" cyclic %d arena %lld\n", p.cyclic ? 1 : 0,
+                    text_of(" cyclic %d arena %lld", p.cyclic ? 1 : 0,
                             static_cast<long long>(p.arena_bytes));
-  for (const TierInfo& t : p.tiers) {
-    out += "tier " + text::quoted(t.name) +
-           text_of(" capacity %lld load ", static_cast<long long>(t.capacity)) +
-           text::number(t.load_bytes_per_s) + " store " + text::number(t.store_bytes_per_s) +
-           text_of(" latency %lld\n", static_cast<long long>(t.latency_ns));
-  }
-  for (const Instr& i : p.instrs) {
-    out += name_of(i.kind);
-    if (i.kind == InstrKind::kCompute) {
-      out += text_of(" op%d cost %lld", i.op.value, static_cast<long long>(i.cost_ns));
-    } else {
-      out += text_of(" t%d", i.tensor.value);
-      if (i.kind != InstrKind::kDetach) {
-        out += text_of(" tier %d stream %d", i.tier.value, i.stream.value);
-      }
-    }
-    if (!i.waits.empty()) out += " waits";
-    for (Step w : i.waits) out += text_of(" %d", w.value);
-    out += '\n';
-  }
-  for (const Residency& r : p.residencies) {
-    out += r.tensor.valid() ? text_of("resident t%d", r.tensor.value)
-                            : text_of("workspace op%d", r.op.value);
-    out += text_of(" offset %lld bytes %lld steps %d %d\n", static_cast<long long>(r.offset),
-                   static_cast<long long>(r.bytes), r.begin.value, r.end.value);
-  }
+  if (p.source_tier != TierId(1)) out += text_of(" source %d", p.source_tier.value);
+  if (!p.machine.empty()) out += " machine " + text::quoted(p.machine);
+  out += '\n';
+  for (const TierInfo& t : p.tiers) append_tier(out, t);
+  for (const Instr& i : p.instrs) append_instr(out, i);
+  for (const Residency& r : p.residencies) append_residency(out, r);
   return out + to_text(*p.graph);
 }
 
@@ -149,7 +182,25 @@ Result<TierInfo> parse_tier(text::Reader& in) {
   HR_TRY(in.expect("store"));
   HR_ASSIGN(t.store_bytes_per_s, in.real());
   HR_ASSIGN(t.latency_ns, keyed(in, "latency"));
+  t.duplex = in.take("duplex");
+  if (in.take("group")) {
+    HR_ASSIGN(t.group, in.small_integer());
+  }
   return t;
+}
+
+Status parse_part(text::Reader& in, Range* range, Codec* codec) {
+  if (in.take("range")) {
+    HR_ASSIGN(range->begin, in.integer());
+    HR_ASSIGN(range->bytes, in.integer());
+  }
+  if (in.take("codec")) {
+    HR_ASSIGN(const std::string name, in.word());
+    const Result<Codec> found = codec_from_name(name);
+    if (!found.ok()) return in.fail(found.status().message());
+    *codec = *found;
+  }
+  return {};
 }
 
 Result<Instr> parse_instr(text::Reader& in, InstrKind kind) {
@@ -162,11 +213,15 @@ Result<Instr> parse_instr(text::Reader& in, InstrKind kind) {
   } else {
     HR_ASSIGN(const int64_t tensor, numbered(in, "t"));
     i.tensor = TensorId(tensor);
-    if (kind != InstrKind::kDetach) {
+    if (is_transfer(kind)) {
       HR_TRY(in.expect("tier"));
       HR_ASSIGN(i.tier.value, in.small_integer());
       HR_TRY(in.expect("stream"));
       HR_ASSIGN(i.stream.value, in.small_integer());
+    }
+    HR_TRY(parse_part(in, &i.range, &i.codec));
+    if (kind == InstrKind::kEncode || kind == InstrKind::kDecode) {
+      HR_ASSIGN(i.cost_ns, keyed(in, "cost"));
     }
   }
   if (in.more()) HR_TRY(in.expect("waits"));
@@ -190,6 +245,10 @@ Result<Residency> parse_residency(text::Reader& in, bool tensor) {
   HR_TRY(in.expect("steps"));
   HR_ASSIGN(r.begin.value, in.small_integer());
   HR_ASSIGN(r.end.value, in.small_integer());
+  if (in.take("tier")) {
+    HR_ASSIGN(r.tier.value, in.small_integer());
+  }
+  HR_TRY(parse_part(in, &r.range, &r.codec));
   return r;
 }
 
@@ -213,6 +272,12 @@ Result<Program> parse_program(std::string_view source) {
   HR_ASSIGN(const int64_t cyclic, keyed(in, "cyclic"));
   p.cyclic = cyclic != 0;
   HR_ASSIGN(p.arena_bytes, keyed(in, "arena"));
+  if (in.take("source")) {
+    HR_ASSIGN(p.source_tier.value, in.small_integer());
+  }
+  if (in.take("machine")) {
+    HR_ASSIGN(p.machine, in.word());
+  }
   while (in.next_line()) {
     HR_ASSIGN(const std::string head, in.word());
     if (head == "tier") {

@@ -20,6 +20,23 @@
 //                     are links (one a direction, or one for both, or one for several tiers).
 //   cyclic            runs again and again (a decode step); ends where it began.
 //
+// Exactly
+//   issue     a residency begins at the step of the instruction that fills it: of a tensor on the
+//             device at a Load, Gather, Decode or the (first) op that writes it; of an encoded form
+//             at an Encode or Load; of a copy at a Store. Together, the residencies that begin there
+//             cover the instruction's range, at one distance (offset - range.begin): in one piece.
+//             What a Load or Store reads is in one piece as well.
+//   end       residencies of weights and state end with a Detach of their range; everything else may
+//             just end. Copies in other tiers never need a Detach.
+//   present   a Load of a weight from source_tier needs no copy. Any other Load, and every Store,
+//             Encode, Decode and op, reads bytes of the present version.
+//   order     what an instruction may rely on: its own waits, what those have waited for, and that a
+//             stream's instructions complete in the order listed. A Detach completes when its waits
+//             have and when the stream-0 instructions listed before it have; it delays nobody.
+//             Nothing else counts, not even that a transfer is listed after an op.
+//   alignment offsets are multiples of kLine, of kPage for what is loaded from files (weights,
+//             gathered rows) on the device; so is the begin of a range.
+//
 // Promises, all checked by verify(Program)
 //   1. every operand of a compute step is resident there in one piece and in its present version
 //      (updates in place make a new one), and its Load is waited for.
@@ -150,7 +167,8 @@ Bytes device_bytes(const Tensor& tensor);
 // to kLine.
 Bytes range_bytes(const Tensor& tensor, const Range& range, Codec codec = Codec::kNone);
 
-// Ok, or the first broken promise. O(steps x live residencies): slow and obvious.
+// Ok, or the first broken promise, with the step and the names. Plays one cycle, or two when the
+// Program is cyclic, with tables of its own. O((n + accesses) log n).
 Status verify(const Program& program);
 
 std::string to_text(const Program& program);

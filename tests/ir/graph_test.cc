@@ -85,6 +85,8 @@ const std::vector<Broken> kTensors = {
     {"a constant with too few values", [](Graph& g) { t(g, 4).constant.pop_back(); },
      "without its values"},
     {"state without a slot", [](Graph& g) { t(g, 6).slot = KvSlot(); }, "without a slot"},
+    {"half a slot", [](Graph& g) { t(g, 6).slot.segment = -1; }, "half a slot"},
+    {"a slot of no layer", [](Graph& g) { t(g, 6).slot = {-1, 0, 3}; }, "half a slot"},
     {"no rows in a step", [](Graph& g) { g.max_rows = 0; }, "row counts"},
     {"more outputs than rows", [](Graph& g) { g.max_output_rows = 2; }, "row counts"},
 };
@@ -286,6 +288,100 @@ TEST(VerifyGraph, RefusesOpsThatTheSmallGraphLacksWhenTheirShapesAreWrong) {
     ASSERT_FALSE(s.ok()) << c.what;
     EXPECT_THAT(s.message(), HasSubstr(c.message)) << c.what;
   }
+}
+
+// Two kernels, of which the second adds to what the first wrote and steps an optimizer state.
+const char* const kKernels = R"(graph "kernels" max_rows 1 max_output_rows 0
+t0 state f32 [ 1 64 ] bytes 256 class weight "w"
+t1 activation f32 [ 1 64 ] bytes 256 class gradient "grad"
+t2 activation i8 [ 1 100 ] bytes 100 "x"
+op kernel "first" in t0 out t1 t2 updates attrs seconds 0.001 recompute 0 workspace 4096 kernel "Conv2d \"3\""
+op kernel "add" in t0 t2 out updates t1 attrs flops 1e+12 traffic 5000 workspace 0
+op kernel "step" in t1 out updates t0 t1 attrs workspace 0
+)";
+
+Graph kernels() {
+  Result<Graph> g = parse_graph(kKernels);
+  EXPECT_TRUE(g.ok()) << g.status().message();
+  return *g;
+}
+
+TEST(KernelGraph, IsGoodAndItsTextRoundTrips) {
+  const Graph g = kernels();
+  const Status s = verify(g);
+  EXPECT_TRUE(s.ok()) << s.message();
+  EXPECT_EQ(to_text(g), kKernels);
+  EXPECT_EQ(g.tensors[0].data_class, DataClass::kWeight);
+  EXPECT_EQ(g.ops[0].kernel, "Conv2d \"3\"");
+  EXPECT_EQ(g.ops[0].attr(Attr::kRecompute, 1), 0);
+  EXPECT_EQ(g.ops[1].updates, (std::vector<TensorId>{id(1)}));
+}
+
+class KernelGraphBroken : public ::testing::TestWithParam<Broken> {};
+
+TEST_P(KernelGraphBroken, IsRefusedWithAReason) {
+  Graph g = kernels();
+  GetParam().breaks(g);
+  const Status s = verify(g);
+  ASSERT_FALSE(s.ok()) << GetParam().what;
+  EXPECT_EQ(s.code(), Code::kBadFile);
+  EXPECT_THAT(s.message(), HasSubstr(GetParam().message)) << GetParam().what;
+}
+
+const std::vector<Broken> kKernelsBroken = {
+    {"an op without effect",
+     [](Graph& g) {
+       g.ops[1].updates.clear();
+     },
+     "op kernel 'add': neither outputs nor updates"},
+    {"an update of what is not written yet", [](Graph& g) { std::swap(g.ops[0], g.ops[1]); },
+     "not fully written yet: 'x'"},
+    {"an update before the first write", [](Graph& g) { g.ops[0].updates = {id(1)}; },
+     "not fully written yet: 'grad'"},
+    {"an update of a constant",
+     [](Graph& g) {
+       t(g, 0).role = Role::kConstant;
+       t(g, 0).constant.resize(64);
+     },
+     "what cannot change: 'w'"},
+    {"an output written twice", [](Graph& g) { g.ops[1].outputs = {id(2)}; }, "written twice"},
+    {"a state as an output", [](Graph& g) { g.ops[1].outputs = {id(0)}; },
+     "a source cannot be written: 'w'"},
+    {"an operand that is absent", [](Graph& g) { g.ops[1].inputs[0] = TensorId(); }, "t-1"},
+    {"an update that does not exist", [](Graph& g) { g.ops[1].updates[0] = id(3); }, "t3"},
+    {"an output that does not exist", [](Graph& g) { g.ops[0].outputs[1] = id(7); }, "t7"},
+    {"NaN seconds", [](Graph& g) { g.ops[0].attrs[Attr::kSeconds] = std::nan(""); }, "'seconds'"},
+    {"negative seconds", [](Graph& g) { g.ops[0].attrs[Attr::kSeconds] = -1e-9; }, "'seconds'"},
+    {"endless seconds", [](Graph& g) { g.ops[0].attrs[Attr::kSeconds] = HUGE_VAL; }, "'seconds'"},
+    {"seconds that overflow nanoseconds together",
+     [](Graph& g) {
+       for (Op& op : g.ops) op.attrs[Attr::kSeconds] = 9e8;
+     },
+     "absurd duration together"},
+    {"negative flops", [](Graph& g) { g.ops[1].attrs[Attr::kFlops] = -1; }, "'flops'"},
+    {"NaN traffic", [](Graph& g) { g.ops[1].attrs[Attr::kTraffic] = std::nan(""); }, "'traffic'"},
+    {"half a recompute", [](Graph& g) { g.ops[0].attrs[Attr::kRecompute] = 0.5; }, "'recompute'"},
+    {"an attribute of another kind", [](Graph& g) { g.ops[0].attrs[Attr::kHeads] = 4; },
+     "does not have: 'heads'"},
+    {"an absurd workspace", [](Graph& g) { g.ops[0].workspace = INT64_MAX; }, "absurd workspace"},
+    {"a negative workspace", [](Graph& g) { g.ops[0].workspace = -1; }, "negative workspace"},
+    {"tensors that overflow together",
+     [](Graph& g) {
+       for (int i = 0; i < 9000; ++i) {
+         Tensor big = t(g, 2);
+         big.name = "big" + std::to_string(i);
+         big.cols = big.bytes = int64_t{1} << 48;
+         g.add(big);
+       }
+     },
+     "absurd size together"},
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, KernelGraphBroken, ::testing::ValuesIn(kKernelsBroken));
+
+TEST(VerifyGraph, AKernelsNameBelongsToKernels) {
+  Graph g = small();
+  g.ops[0].kernel = "Embed";
+  EXPECT_THAT(verify(g).message(), HasSubstr("a kernel's name on an op that is none"));
 }
 
 }  // namespace

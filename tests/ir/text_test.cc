@@ -184,7 +184,8 @@ TEST(GraphText, EveryTruncationIsReadOrRefusedButNeverCrashes) {
 bool same(const Program& a, const Program& b) {
   return a.name == b.name && *a.graph == *b.graph && a.cyclic == b.cyclic &&
          a.arena_bytes == b.arena_bytes && a.tiers == b.tiers && a.instrs == b.instrs &&
-         a.residencies == b.residencies;
+         a.residencies == b.residencies && a.source_tier == b.source_tier &&
+         a.machine == b.machine;
 }
 
 TEST(ProgramText, RoundTripsTheSmallProgram) {
@@ -211,6 +212,52 @@ TEST(ProgramText, RoundTripsOddNames) {
   }
 }
 
+// Every field that a default leaves out of the text.
+TEST(ProgramText, RoundTripsTiersRangesCodecsAndTheMachine) {
+  Program p = *parse_program(test::small_program_text());
+  p.machine = "H200 \"PCIe 5\"";
+  p.source_tier = TierId(2);
+  p.tiers[1].duplex = true;
+  p.tiers.push_back({"remote", 1 << 30, 33.6e9, 1e9 / 3, 1500, true, 7});
+  for (InstrKind kind : {InstrKind::kLoad, InstrKind::kStore, InstrKind::kDetach,
+                         InstrKind::kEncode, InstrKind::kDecode}) {
+    for (Codec codec : {Codec::kNone, Codec::kBf16, Codec::kInt8Block, Codec::kMask,
+                        Codec::kBytePlane}) {
+      Instr i;
+      i.kind = kind;
+      i.tensor = TensorId(3);
+      i.codec = codec;
+      i.range = {4096, codec == Codec::kNone ? -1 : 64};
+      if (is_transfer(kind)) {
+        i.tier = TierId(2);
+        i.stream = StreamId(4);
+      }
+      if (kind == InstrKind::kEncode || kind == InstrKind::kDecode) i.cost_ns = 77;
+      i.waits = {Step(1), Step(3)};
+      p.instrs.push_back(i);
+      p.residencies.push_back({TensorId(3), OpId(), 64, 128, Step(2), Step(5), TierId(2),
+                               i.range, codec});
+    }
+  }
+  const std::string text = to_text(p);
+  const Result<Program> back = parse_program(text);
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_TRUE(same(p, *back));
+  EXPECT_EQ(to_text(*back), text);
+  EXPECT_THAT(text, HasSubstr("store t3 tier 2 stream 4 range 4096 64 codec bf16 waits 1 3\n"));
+  EXPECT_THAT(text, HasSubstr("steps 2 5 tier 2 range 4096 64 codec mask\n"));
+  EXPECT_THAT(text, HasSubstr(" latency 1500 duplex group 7\n"));
+  EXPECT_THAT(text, HasSubstr(" source 2 machine \"H200 \\\"PCIe 5\\\"\"\n"));
+}
+
+TEST(ProgramText, LeavesOutWhatIsTheDefault) {
+  const std::string text = to_text(*parse_program(test::small_program_text()));
+  for (const char* word : {"source", "machine", "duplex", "group", "range", "codec", "class",
+                           "kernel", "encode"}) {
+    EXPECT_EQ(text.find(word), std::string::npos) << word;
+  }
+}
+
 TEST(ProgramText, RefusesWhatItCannotReadAndNamesTheLineOfTheFile) {
   const std::vector<Bad> bads = {
       {"program \"small\"", "prog \"small\"", "line 1: expected 'program'"},
@@ -226,6 +273,12 @@ TEST(ProgramText, RefusesWhatItCannotReadAndNamesTheLineOfTheFile) {
       {"steps -1 4", "steps -1", "line 17: the line ends too early"},
       {"steps -1 4", "steps -1 4 5", "line 17: '5' is left over"},
       {"workspace op4", "workspace t4", "line 26: expected opNUMBER, found 't4'"},
+      {"detach t2", "detach t2 codec zip", "line 8: there is no codec 'zip'"},
+      {"detach t2", "detach t2 range 5", "line 8: the line ends too early"},
+      {"detach t2", "decode t2 codec bf16", "line 8: expected 'cost', found ''"},
+      {"detach t2", "detach t2 tier 1", "line 8: expected 'waits', found 'tier'"},
+      {"arena 24576", "arena 24576 source file", "line 1: 'file' is not an integer"},
+      {"latency 100", "latency 100 group", "line 3: the line ends too early"},
       {"t3 activation", "t3 activaton", "line 33: unknown word 'activaton'"},
   };
   for (const Bad& bad : bads) {
