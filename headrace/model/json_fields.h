@@ -1,0 +1,44 @@
+// The fields of one JSON object, read with errors that name the object and the key. For small
+// objects whose keys are all known: one that is not is refused, since it is most often a typing
+// mistake. Used by the readers of this folder only.
+#pragma once
+
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "headrace/base/status.h"
+
+namespace headrace {
+
+class JsonFields {
+ public:
+  // Borrows `object`, which must outlive this. `what` names it in messages: "tensor 'x'".
+  JsonFields(const nlohmann::json& object, std::string what)
+      : object_(object), what_(std::move(what)) {}
+
+  // kBadFile when the value is no object or has a key that is not listed.
+  Status only(std::initializer_list<const char*> keys) const;
+  // nullptr when absent.
+  const nlohmann::json* find(const char* key) const;
+  // Each leaves *out as it is when the key is absent; kBadFile when the value is of another type or
+  // not in [least, most]. A whole number may be written like 1e9.
+  Status text(const char* key, std::string* out) const;
+  Status flag(const char* key, bool* out) const;
+  Status number(const char* key, double least, double most, double* out) const;
+  Status integer(const char* key, int64_t least, int64_t most, int64_t* out) const;
+  // An array of texts.
+  Status texts(const char* key, std::vector<std::string>* out) const;
+
+  Status bad(const char* key, const char* why) const;
+  const std::string& what() const { return what_; }
+
+ private:
+  const nlohmann::json& object_;
+  std::string what_;
+};
+
+// JSON as whole numbers where that is exact: 12 and not 12.0.
+nlohmann::json json_number(double value);
+
+}  // namespace headrace
