@@ -1,7 +1,11 @@
 #include "headrace/cost/machine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
+
+#include "headrace/cost/predictor.h"
 
 namespace headrace {
 
@@ -36,12 +40,21 @@ std::string to_json(const Machine& m) {
   j["vector_per_s"] = m.vector_per_s;
   j["op_overhead_ns"] = m.op_overhead_ns;
   for (const TierInfo& t : m.tiers) {
-    j["tiers"].push_back({{"name", t.name},
-                          {"capacity", t.capacity},
-                          {"load_bytes_per_s", t.load_bytes_per_s},
-                          {"store_bytes_per_s", t.store_bytes_per_s},
-                          {"latency_ns", t.latency_ns}});
+    Json tier = {{"name", t.name},
+                 {"capacity", t.capacity},
+                 {"load_bytes_per_s", t.load_bytes_per_s},
+                 {"store_bytes_per_s", t.store_bytes_per_s},
+                 {"latency_ns", t.latency_ns}};
+    if (t.duplex) tier["duplex"] = true;
+    if (t.group >= 0) tier["group"] = t.group;
+    j["tiers"].push_back(std::move(tier));
   }
+  for (const auto& [kernel, model] : m.kernels) {
+    j["kernels"][kernel] = {{"samples", model.samples},
+                            {"seconds", model.seconds},
+                            {"workspace", model.workspace}};
+  }
+  for (const auto& [number, source] : m.sources) j["sources"][number] = source;
   return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -60,6 +73,15 @@ Status read_rates(const Json& j, const char* table, std::array<double, kDTypeCou
   return {};
 }
 
+TierInfo read_tier(const Json& j) {
+  TierInfo t{j.at("name").get<std::string>(), j.at("capacity").get<Bytes>(),
+             j.at("load_bytes_per_s").get<double>(), j.at("store_bytes_per_s").get<double>(),
+             j.at("latency_ns").get<Nanos>()};
+  t.duplex = j.value("duplex", false);
+  t.group = j.value("group", -1);
+  return t;
+}
+
 Status read_machine(const Json& j, Machine& m) {
   m.name = j.at("name").get<std::string>();
   m.threads = j.at("threads").get<int>();
@@ -69,15 +91,94 @@ Status read_machine(const Json& j, Machine& m) {
   m.vector_per_s = j.at("vector_per_s").get<double>();
   m.op_overhead_ns = j.at("op_overhead_ns").get<Nanos>();
   m.tiers.clear();
-  for (const Json& t : j.at("tiers")) {
-    m.tiers.push_back({t.at("name").get<std::string>(), t.at("capacity").get<Bytes>(),
-                       t.at("load_bytes_per_s").get<double>(),
-                       t.at("store_bytes_per_s").get<double>(), t.at("latency_ns").get<Nanos>()});
+  for (const Json& t : j.at("tiers")) m.tiers.push_back(read_tier(t));
+  if (j.contains("kernels")) {
+    for (const auto& [kernel, model] : j.at("kernels").items()) {
+      m.kernels[kernel] = {model.at("samples").get<int64_t>(),
+                           model.at("seconds").get<std::array<double, kKernelFeatures>>(),
+                           model.at("workspace").get<std::array<double, kKernelFeatures>>()};
+    }
+  }
+  if (j.contains("sources")) {
+    for (const auto& [number, source] : j.at("sources").items()) {
+      m.sources[number] = source.get<std::string>();
+    }
+  }
+  return {};
+}
+
+constexpr double kMostRate = 1e21;
+
+Status above_zero(double value, const std::string& what) {
+  if (value > 0 && value <= kMostRate) return {};  // NaN is neither
+  return error(Code::kBadFile, "machine: %s is %g; it must be above zero and at most 1e21",
+               what.c_str(), value);
+}
+
+Status not_negative(int64_t value, const std::string& what) {
+  if (value >= 0) return {};
+  return error(Code::kBadFile, "machine: %s is %lld, below zero", what.c_str(),
+               static_cast<long long>(value));
+}
+
+Status verify_tiers(const Machine& m) {
+  if (m.tiers.size() < 2) {
+    return error(Code::kBadFile, "machine: %zu tiers; there must be the device and at least one more",
+                 m.tiers.size());
+  }
+  std::set<std::string> names;
+  for (size_t i = 0; i < m.tiers.size(); ++i) {
+    const TierInfo& t = m.tiers[i];
+    const std::string of = " of tier '" + t.name + "'";
+    if (t.name.empty() || !names.insert(t.name).second) {
+      return error(Code::kBadFile, "machine: tier %zu ('%s') has no name of its own", i,
+                   t.name.c_str());
+    }
+    HR_TRY(not_negative(t.capacity, "capacity" + of));
+    if (i == 0) continue;
+    HR_TRY(above_zero(t.load_bytes_per_s, "load_bytes_per_s" + of));
+    HR_TRY(above_zero(t.store_bytes_per_s, "store_bytes_per_s" + of));
+    HR_TRY(not_negative(t.latency_ns, "latency_ns" + of));
+    for (size_t u = 1; u < i; ++u) {
+      if (t.group >= 0 && m.tiers[u].group == t.group && m.tiers[u].duplex != t.duplex) {
+        return error(Code::kBadFile,
+                     "machine: tiers '%s' and '%s' share a link, which one calls duplex and the "
+                     "other does not",
+                     m.tiers[u].name.c_str(), t.name.c_str());
+      }
+    }
+  }
+  return {};
+}
+
+Status verify_kernels(const Machine& m) {
+  for (const auto& [name, model] : m.kernels) {
+    for (const auto* weights : {&model.seconds, &model.workspace}) {
+      for (const double w : *weights) {
+        if (w >= 0 && w <= kMostRate) continue;
+        return error(Code::kBadFile, "machine: the model of kernel '%s' has the weight %g",
+                     name.c_str(), w);
+      }
+    }
   }
   return {};
 }
 
 }  // namespace
+
+Status verify(const Machine& m) {
+  if (m.threads < 1) return error(Code::kBadFile, "machine: threads is %d, not above zero", m.threads);
+  HR_TRY(above_zero(m.memory_bytes_per_s, "memory_bytes_per_s"));
+  HR_TRY(above_zero(m.vector_per_s, "vector_per_s"));
+  HR_TRY(not_negative(m.op_overhead_ns, "op_overhead_ns"));
+  for (int i = 0; i < kDTypeCount; ++i) {
+    const std::string of = std::string(" of ") + name_of(static_cast<DType>(i));
+    HR_TRY(above_zero(m.matmul_per_s[static_cast<size_t>(i)], "matmul_per_s" + of));
+    HR_TRY(above_zero(m.matvec_bytes_per_s[static_cast<size_t>(i)], "matvec_bytes_per_s" + of));
+  }
+  HR_TRY(verify_tiers(m));
+  return verify_kernels(m);
+}
 
 Result<Machine> machine_from_json(std::string_view source) {
   const Json j = Json::parse(source, nullptr, /*allow_exceptions=*/false);
@@ -88,20 +189,7 @@ Result<Machine> machine_from_json(std::string_view source) {
   } catch (const Json::exception& e) {
     return error(Code::kBadFile, "machine file: %s", e.what());
   }
-  bool good = m.threads >= 1 && m.memory_bytes_per_s > 0 && m.vector_per_s > 0 &&
-              m.op_overhead_ns >= 0 && m.tiers.size() >= 2;
-  for (int i = 0; i < kDTypeCount; ++i) {
-    good = good && m.matmul_per_s[static_cast<size_t>(i)] > 0 &&
-           m.matvec_bytes_per_s[static_cast<size_t>(i)] > 0;
-  }
-  for (size_t i = 1; i < m.tiers.size(); ++i) {
-    good = good && m.tiers[i].load_bytes_per_s > 0 && m.tiers[i].store_bytes_per_s > 0 &&
-           m.tiers[i].latency_ns >= 0;
-  }
-  if (!good) {
-    return error(Code::kBadFile, "machine file: every rate must be above zero and the tiers "
-                                 "'device' and 'file' present");
-  }
+  HR_TRY(verify(m));
   return m;
 }
 
@@ -126,9 +214,58 @@ double attention_seconds(const Machine& m, const Op& op, const CostQuery& q) {
   return std::max(kv_bytes / m.memory_bytes_per_s, macs / (8 * m.vector_per_s));
 }
 
+constexpr double kMostKernelSeconds = 3600;  // sums of them stay inside Nanos
+
+Nanos kernel_cost(const Machine& m, const Graph& g, const Op& op) {
+  double seconds = 0;
+  const auto model = m.kernels.find(op.kernel);
+  if (op.attrs.contains(Attr::kSeconds)) {
+    seconds = op.attr(Attr::kSeconds);
+  } else if (model != m.kernels.end()) {
+    seconds = predicted_seconds(model->second, work_of(g, op));
+  } else {
+    seconds = roofline_seconds(m, work_of(g, op));
+  }
+  if (!(seconds < kMostKernelSeconds)) seconds = kMostKernelSeconds;
+  return std::max<Nanos>(1, std::llround(seconds * 1e9));
+}
+
 }  // namespace
 
+KernelWork work_of(const Graph& g, const Op& op) {
+  KernelWork work;
+  double first = 0, second = 0, largest_written = 0;  // the two largest read
+  bool typed = false;
+  const auto operand = [&](TensorId id, bool reads, bool writes) {
+    if (!id.valid()) return;
+    const Tensor& t = g.at(id);
+    const double bytes = static_cast<double>(t.bytes);
+    work.traffic += reads && writes ? 2 * bytes : bytes;
+    if (reads) {
+      second = std::max(second, std::min(first, bytes));
+      first = std::max(first, bytes);
+    }
+    if (writes) {
+      work.output_bytes += bytes;
+      largest_written = std::max(largest_written, bytes);
+    }
+    const bool plain =
+        t.dtype == DType::kF32 || t.dtype == DType::kF16 || t.dtype == DType::kBF16;
+    if (plain && !typed) work.dtype = t.dtype;
+    typed = typed || plain;
+  };
+  for (const TensorId id : op.inputs) operand(id, true, false);
+  for (const TensorId id : op.outputs) operand(id, false, true);
+  for (const TensorId id : op.updates) operand(id, true, true);
+  if (second == 0) second = first;
+  work.volume = std::sqrt(first) * std::sqrt(second) * std::sqrt(largest_written);
+  work.flops = op.attr(Attr::kFlops);
+  work.traffic = op.attr(Attr::kTraffic, work.traffic);
+  return work;
+}
+
 Nanos op_cost(const Machine& m, const Graph& g, const Op& op, const CostQuery& q) {
+  if (op.kind == OpKind::kKernel) return kernel_cost(m, g, op);
   double seconds = 0;
   // After the selection of output rows an op has fewer rows than the step.
   const int64_t rows = std::min(q.rows, g.at(op.outputs[0]).rows);
