@@ -1,0 +1,249 @@
+#include "headrace/plan/placement_build.h"
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+
+namespace headrace::plan {
+namespace {
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+// Parts of values that move are multiples of this.
+constexpr Bytes kGrain = 64 * kKiB;
+// Of two ways that cost the same, the one whose gap covers more of what is over budget: this many
+// seconds per byte of the slowest link, at most.
+constexpr double kCoverWeight = 1e-3;
+
+struct Option {
+  double ratio = 0;  // seconds (ns) per useful byte; smaller is better
+  Gap gap;           // way kRecompute: by running again; kKeep: nothing possible
+  Nanos out_ns = 0, in_ns = 0;
+  int32_t out_lo = 0, out_hi = -1, in_lo = 0, in_hi = -1;  // ops in which the transfers cost nothing
+};
+
+class Construction {
+ public:
+  Construction(State& state, double price)
+      : s_(state), p_(state.problem()), price_(price), tiers_(p_.machine->tiers) {
+    std::vector<Nanos> free = p_.cost;
+    int32_t streams = 0;
+    for (size_t t = 1; t < tiers_.size(); ++t) {
+      const TierId tier(static_cast<int64_t>(t));
+      streams = std::max({streams, link_stream(tiers_, tier, InstrKind::kStore).value,
+                          link_stream(tiers_, tier, InstrKind::kLoad).value});
+      byte_ns_ = std::max(byte_ns_, 1e9 / tiers_[t].load_bytes_per_s +
+                                        (tiers_[t].store_bytes_per_s > 0
+                                             ? 1e9 / tiers_[t].store_bytes_per_s
+                                             : 0));
+    }
+    links_.assign(at(streams) + 1, Calendar(free));
+    over_before_.assign(at(p_.size()) + 1, 0);
+    for (int32_t k = 0; k < p_.size(); ++k) {
+      over_before_[at(k) + 1] = over_before_[at(k)] + (s_.over(k) > 0 ? 1 : 0);
+    }
+  }
+
+  Unfit run() {
+    int64_t left = 50 * (int64_t{s_.values()} + p_.size());
+    while (!s_.fits()) {
+      const int32_t worst = s_.planned().argmax();
+      const Bytes over = s_.over(worst);
+      left -= free_at(worst);
+      if (s_.over(worst) > 0 || left < 0) return {worst, std::max(s_.over(worst), over)};
+    }
+    return {};
+  }
+
+ private:
+  using Entry = std::pair<double, int32_t>;  // ratio, value
+
+  // Commits ways until position `w` fits, or nothing is left to commit. Returns the commits.
+  int64_t free_at(int32_t w) {
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> heap;
+    for (int32_t v = 0; v < s_.values(); ++v) {
+      const Option o = best_option(v, w);
+      if (o.gap.way != Way::kKeep) heap.push({o.ratio, v});
+    }
+    int64_t commits = 0;
+    while (!heap.empty() && s_.over(w) > 0) {
+      const auto [ratio, v] = heap.top();
+      heap.pop();
+      const Option o = best_option(v, w);
+      if (o.gap.way == Way::kKeep) continue;
+      if (!heap.empty() && o.ratio > heap.top().first * (1 + 1e-9) + 1e-12) {
+        heap.push({o.ratio, v});
+        continue;
+      }
+      commit(v, w, o);
+      ++commits;
+      const Option again = best_option(v, w);
+      if (again.gap.way != Way::kKeep) heap.push({again.ratio, v});
+    }
+    return commits;
+  }
+
+  Option best_option(int32_t v, int32_t w) {
+    Option best;
+    if (!s_.movable(v)) return best;
+    const int32_t gap = s_.gap_at(v, w);
+    if (gap < 0) return best;
+    const Gap& now = s_.value(v).gaps[at(gap)];
+    if (now.way != Way::kKeep && now.way != Way::kMove) return best;
+    const Bytes kept = s_.kept_bytes(v, now);
+    if (kept <= 0) return best;
+    const Bytes over = s_.over(w);
+    if (over <= 0) return best;
+    for (size_t t = 1; t < tiers_.size(); ++t) {
+      const TierId tier(static_cast<int64_t>(t));
+      if (now.way == Way::kMove && now.tier != tier) continue;
+      const Option o = move_option(v, gap, tier, kept, over);
+      if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
+    }
+    const Option o = rerun_option(v, gap, w, over);
+    if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
+    if (best.gap.way != Way::kKeep) best.ratio += kCoverWeight * byte_ns_ * uncovered(v, gap);
+    return best;
+  }
+
+  // The share of the positions over budget at the begin that the gap does not cover.
+  double uncovered(int32_t v, int32_t gap) const {
+    const Span s = s_.span(v, gap);
+    const auto count = [&](int32_t lo, int32_t hi) {
+      return lo > hi ? 0 : over_before_[at(hi) + 1] - over_before_[at(lo)];
+    };
+    const double covered = count(s.lo, s.hi) + count(s.lo2, s.hi2);
+    return 1 - covered / std::max(1, over_before_.back());
+  }
+
+  // Whether a copy of the first `bytes` is in `tier` without a store for this gap.
+  bool copied(int32_t v, int32_t gap, TierId tier, Bytes bytes) const {
+    const Value& value = p_.values[at(v)];
+    const Span span = s_.span(v, gap);
+    const auto last_write = [&](int32_t position) {
+      const auto next = std::upper_bound(value.writes.begin(), value.writes.end(), position);
+      return next == value.writes.begin() ? -1 : *(next - 1);
+    };
+    const int32_t written = last_write(span.after);
+    if (value.home == tier && written < 0) return true;
+    if (p_.cyclic && value.persistent && value.writes.empty()) return true;
+    const ValueState& state = s_.value(v);
+    for (int32_t i = 0; i < static_cast<int32_t>(state.gaps.size()); ++i) {
+      const Gap& g = state.gaps[at(i)];
+      if (i == gap || g.way != Way::kMove || g.tier != tier || g.moved < bytes) continue;
+      if (last_write(s_.span(v, i).after) == written) return true;
+    }
+    return false;
+  }
+
+  Option move_option(int32_t v, int32_t gap, TierId tier, Bytes kept, Bytes over) const {
+    Option o;
+    const TierInfo& link = tiers_[tier.index()];
+    const Bytes part = std::min(kept, round_up(over, kGrain));
+    const Bytes had = s_.value(v).gaps[at(gap)].moved;
+    if (!s_.allowed_tier(v, tier) || !s_.tier_has_room(v, gap, tier, part)) return o;
+    const bool has_copy = copied(v, gap, tier, had + part);
+    if (!has_copy && link.store_bytes_per_s <= 0) return o;
+    const Span s = s_.span(v, gap);
+    const Bytes budget = p_.budget;
+    int32_t first = s_.planned().first_above(s.lo, s.hi, budget);
+    if (first < 0) first = s.wraps ? p_.size() : s.hi + 1;
+    int32_t last = s.wraps ? s_.planned().last_above(s.lo2, s.hi2, budget)
+                           : s_.planned().last_above(s.lo, s.hi, budget);
+    if (last < 0) last = s.wraps ? -1 : s.lo - 1;
+    const auto& writes = p_.values[at(v)].writes;
+    const auto next = std::upper_bound(writes.begin(), writes.end(), s.after);
+    o.out_lo = next == writes.begin() ? 0 : *(next - 1) + 1;
+    o.out_hi = first - 1;
+    o.in_lo = last + 1;
+    o.in_hi = s.before - 1;
+    const double bytes = static_cast<double>(part);
+    o.out_ns = has_copy ? 0 : static_cast<Nanos>(bytes / link.store_bytes_per_s * 1e9);
+    o.in_ns = s.loads_back ? static_cast<Nanos>(bytes / link.load_bytes_per_s * 1e9) : 0;
+    const int32_t out = link_stream(tiers_, tier, InstrKind::kStore).value;
+    const int32_t in = link_stream(tiers_, tier, InstrKind::kLoad).value;
+    const Nanos late =
+        std::max<Nanos>(0, o.out_ns - links_[at(out)].free_between(o.out_lo, o.out_hi)) +
+        std::max<Nanos>(0, o.in_ns - links_[at(in)].free_between(o.in_lo, o.in_hi));
+    o.ratio = (static_cast<double>(late) + price_ * static_cast<double>(o.out_ns + o.in_ns)) /
+              std::min(bytes, static_cast<double>(over));
+    o.gap = {Way::kMove, Codec::kNone, tier, had + part};
+    return o;
+  }
+
+  Option rerun_option(int32_t v, int32_t gap, int32_t w, Bytes over) {
+    Option o;
+    if (!p_.values[at(v)].can_recompute) return o;
+    const Nanos before_ns = s_.extra_ns();
+    const Bytes before_max = s_.planned().max();
+    s_.begin();
+    const bool done = s_.try_rerun(v, gap, byte_ns_);
+    const Bytes freed = over - s_.over(w);
+    const Nanos added = s_.extra_ns() - before_ns;
+    const bool good = done && freed > 0 && s_.planned().max() <= before_max;
+    s_.rollback();
+    if (!good) return o;
+    o.ratio = static_cast<double>(added) / static_cast<double>(std::min(freed, over));
+    o.gap.way = Way::kRecompute;
+    return o;
+  }
+
+  void commit(int32_t v, int32_t w, const Option& o) {
+    const int32_t gap = s_.gap_at(v, w);
+    if (o.gap.way == Way::kRecompute) {
+      HR_CHECK(s_.try_rerun(v, gap, byte_ns_), "it could be tried");
+      return;
+    }
+    s_.set(v, gap, o.gap);
+    const int32_t out = link_stream(tiers_, o.gap.tier, InstrKind::kStore).value;
+    const int32_t in = link_stream(tiers_, o.gap.tier, InstrKind::kLoad).value;
+    if (o.out_ns > 0) links_[at(out)].take_early(o.out_lo, o.out_hi, o.out_ns);
+    if (o.in_ns > 0) links_[at(in)].take_late(o.in_lo, o.in_hi, o.in_ns);
+  }
+
+  State& s_;
+  const Problem& p_;
+  double price_;
+  const std::vector<TierInfo>& tiers_;
+  double byte_ns_ = 0;                // to the slowest tier and back
+  std::vector<Calendar> links_;       // by stream
+  std::vector<int32_t> over_before_;  // positions over budget at the begin, before position k
+};
+
+}  // namespace
+
+Result<State> ruled_state(const Problem& problem, const PlaceOptions& options) {
+  State state(problem, options);
+  const std::vector<TierInfo>& tiers = problem.machine->tiers;
+  for (int32_t v = 0; v < state.values(); ++v) {
+    const Value& value = problem.values[at(v)];
+    if (value.rule == nullptr || !value.rule->remote) continue;
+    int32_t longest = -1, length = 0;
+    for (int32_t i = 0; i < static_cast<int32_t>(state.value(v).gaps.size()); ++i) {
+      const Span s = state.span(v, i);
+      const int32_t positions = s.exists ? s.hi - s.lo + 1 + s.hi2 - s.lo2 + 1 : 0;
+      if (positions > length) longest = i, length = positions;
+    }
+    const Bytes asked = value.rule->remote_max_bytes;
+    const Bytes bytes = asked > 0 ? std::min(value.bytes, round_down(asked, kLine)) : value.bytes;
+    bool done = false;
+    for (size_t t = 1; t < tiers.size() && longest >= 0 && !done; ++t) {
+      const TierId tier(static_cast<int64_t>(t));
+      const bool takes = tiers[t].store_bytes_per_s > 0 || value.home == tier;
+      if (!takes || !state.allowed_tier(v, tier)) continue;
+      if (!state.tier_has_room(v, longest, tier, bytes)) continue;
+      state.set(v, longest, {Way::kMove, Codec::kNone, tier, bytes});
+      done = true;
+    }
+    if (!done) {
+      return error(Code::kUsage, "'%s' must be remote in its longest idle gap, but %s",
+                   problem.graph->at(value.tensor).name.c_str(),
+                   longest < 0 ? "it has none" : "no allowed tier has room for it");
+    }
+  }
+  return state;
+}
+
+Unfit build(State& state, double price) { return Construction(state, price).run(); }
+
+}  // namespace headrace::plan

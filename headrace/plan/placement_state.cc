@@ -1,0 +1,443 @@
+#include "headrace/plan/placement_state.h"
+
+#include <algorithm>
+
+namespace headrace::plan {
+namespace {
+
+// Ops of one chain that may run again for one gap, along a path.
+constexpr int kMostDepth = 24;
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+bool away(Way way) { return way != Way::kKeep; }
+
+// Bytes per position with nothing kept: what touches need, workspace and constants.
+std::vector<Bytes> touched_bytes(const Problem& p) {
+  std::vector<Bytes> bytes(at(p.size()), p.fixed_bytes);
+  for (int32_t k = 0; k < p.size(); ++k) bytes[at(k)] += p.workspace[at(k)];
+  for (const Value& v : p.values) {
+    for (int32_t k : v.touches) bytes[at(k)] += v.bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+State::State(const Problem& problem, const PlaceOptions& options)
+    : p_(&problem),
+      values_(problem.values.size()),
+      pinned_(problem.values.size(), false),
+      forbidden_(problem.values.size()),
+      reruns_(at(problem.size())),
+      extra_ns_(at(problem.size()), 0),
+      extra_bytes_(at(problem.size()), 0),
+      birth_bytes_(at(problem.size()), 0),
+      planned_(touched_bytes(problem)),
+      save_mark_(problem.values.size(), -1),
+      recompute_(options.recompute && problem.request->recompute) {
+  const std::vector<TierInfo>& tiers = problem.machine->tiers;
+  tiers_.assign(tiers.size(), Profile(std::vector<Bytes>(at(problem.size()), 0)));
+  for (int32_t k = 0; k < problem.size(); ++k) {
+    for (int32_t v : problem.births[at(k)]) birth_bytes_[at(k)] += problem.values[at(v)].bytes;
+  }
+  for (int32_t v = 0; v < values(); ++v) {
+    const Value& value = problem.values[at(v)];
+    ValueState& s = values_[at(v)];
+    for (int32_t k : value.touches) s.touches.push_back({k, 0, true});
+    s.gaps.resize(s.touches.size() + 1);
+    for (int32_t i = 0; i < static_cast<int32_t>(s.gaps.size()); ++i) charge(v, i, 1);
+    if (value.rule == nullptr) continue;
+    pinned_[at(v)] = value.rule->pinned;
+    for (const std::string& name : value.rule->forbidden_tiers) {
+      forbidden_[at(v)].resize(tiers.size(), false);
+      for (size_t t = 0; t < tiers.size(); ++t) {
+        if (tiers[t].name == name) forbidden_[at(v)][t] = true;
+      }
+    }
+  }
+  next_over_.assign(at(problem.size()), -1);
+  for (int32_t k = problem.size() - 1; k >= 0; --k) {
+    const bool later = k + 1 < problem.size();
+    next_over_[at(k)] = over(k) > 0 ? k : (later ? next_over_[at(k + 1)] : -1);
+  }
+}
+
+bool State::allowed_tier(int32_t v, TierId tier) const {
+  return forbidden_[at(v)].empty() || !forbidden_[at(v)][tier.index()];
+}
+
+Span State::span(int32_t v, int32_t gap) const {
+  const Value& value = p_->values[at(v)];
+  const ValueState& s = values_[at(v)];
+  const int32_t n = p_->size();
+  const int32_t last = static_cast<int32_t>(s.touches.size());
+  Span span;
+  const bool there_at_entry =
+      value.producer < 0 && (value.persistent || value.on_device_at_entry || value.home.valid());
+  if (gap > 0 && gap < last) {
+    span.after = s.touches[at(gap - 1)].position;
+    span.before = s.touches[at(gap)].position;
+    span.lo = span.after + 1;
+    span.hi = span.before - 1;
+    span.exists = true;
+    return span;
+  }
+  if (p_->cyclic && value.persistent) {
+    // The gap around the end of the cycle is the last one; the first is a part of it.
+    if (gap == 0 && last > 0) return span;
+    span.exists = true;
+    span.wraps = last > 0;
+    span.loads_back = last > 0;
+    span.after = last > 0 ? s.touches.back().position : -1;
+    span.before = last > 0 ? s.touches.front().position : n;
+    span.lo = span.after + 1;
+    span.hi = n - 1;
+    if (last > 0) span.lo2 = 0, span.hi2 = span.before - 1;
+    return span;
+  }
+  if (gap == 0) {
+    span.exists = there_at_entry;
+    span.after = -1;
+    span.before = last > 0 ? s.touches.front().position : n;
+    span.lo = 0;
+    span.hi = span.before - 1;
+    span.loads_back = last > 0;
+    return span;
+  }
+  span.exists = value.persistent;
+  span.after = s.touches.back().position;
+  span.before = n;
+  span.lo = span.after + 1;
+  span.hi = n - 1;
+  span.loads_back = false;
+  return span;
+}
+
+int32_t State::gap_at(int32_t v, int32_t k) const {
+  const std::vector<Touch>& touches = values_[at(v)].touches;
+  const auto next = std::lower_bound(touches.begin(), touches.end(), k,
+                                     [](const Touch& t, int32_t p) { return t.position < p; });
+  if (next != touches.end() && next->position == k) return -1;
+  int32_t gap = static_cast<int32_t>(next - touches.begin());
+  const bool wraps = p_->cyclic && p_->values[at(v)].persistent;
+  if (wraps && gap == 0) gap = static_cast<int32_t>(touches.size());
+  return span(v, gap).exists ? gap : -1;
+}
+
+Bytes State::kept_bytes(int32_t v, const Gap& gap) const {
+  const Value& value = p_->values[at(v)];
+  switch (gap.way) {
+    case Way::kKeep: return value.bytes;
+    case Way::kMove: return value.bytes - gap.moved;
+    case Way::kCompress:
+      return round_up(encoded_bytes(gap.codec, p_->graph->at(value.tensor)), kLine);
+    case Way::kRecompute:
+    case Way::kMoveCompressed: return 0;
+  }
+  return value.bytes;
+}
+
+int32_t State::index_of(int32_t v, int32_t position) const {
+  const std::vector<Touch>& touches = values_[at(v)].touches;
+  const auto it = std::lower_bound(touches.begin(), touches.end(), position,
+                                   [](const Touch& t, int32_t p) { return t.position < p; });
+  return static_cast<int32_t>(it - touches.begin());
+}
+
+bool State::tier_has_room(int32_t v, int32_t gap, TierId tier, Bytes bytes) const {
+  const Bytes capacity = p_->machine->tiers[tier.index()].capacity;
+  if (capacity <= 0 || p_->values[at(v)].home == tier) return true;
+  const Span s = span(v, gap);
+  const int32_t lo = std::max(0, s.after), hi = std::min(p_->size() - 1, s.before);
+  const Profile& held = tiers_[tier.index()];
+  if (s.wraps) {
+    return held.max(lo, s.hi) + bytes <= capacity &&
+           held.max(0, std::min(p_->size() - 1, s.before)) + bytes <= capacity;
+  }
+  return held.max(lo, hi) + bytes <= capacity;
+}
+
+void State::save(int32_t v) {
+  if (!open_ || save_mark_[at(v)] == transaction_) return;
+  save_mark_[at(v)] = transaction_;
+  saved_.push_back({v, values_[at(v)]});
+}
+
+void State::add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier) {
+  if (lo > hi || bytes == 0) return;
+  (tier == 0 ? planned_ : tiers_[at(tier)]).add(lo, hi, bytes);
+  if (open_) added_.push_back({lo, hi, bytes, tier});
+}
+
+// Adds (sign 1) or takes away (-1) what a gap holds, on the device and in its tier.
+void State::charge(int32_t v, int32_t gap, int sign) {
+  const Span s = span(v, gap);
+  if (!s.exists) return;
+  const Gap& g = values_[at(v)].gaps[at(gap)];
+  const Bytes kept = sign * kept_bytes(v, g);
+  add(s.lo, s.hi, kept);
+  add(s.lo2, s.hi2, kept);
+  const bool moves = g.way == Way::kMove || g.way == Way::kMoveCompressed;
+  if (!moves || p_->values[at(v)].home == g.tier) return;
+  const Bytes moved =
+      g.way == Way::kMove
+          ? g.moved
+          : round_up(encoded_bytes(g.codec, p_->graph->at(p_->values[at(v)].tensor)), kLine);
+  const int32_t hi = std::min(p_->size() - 1, s.before);
+  if (s.wraps) {
+    add(std::max(0, s.after), p_->size() - 1, sign * moved, g.tier.value);
+    add(0, std::min(hi, s.after - 1), sign * moved, g.tier.value);
+  } else {
+    add(std::max(0, s.after), hi, sign * moved, g.tier.value);
+  }
+}
+
+void State::begin() {
+  HR_CHECK(!open_, "one transaction at a time");
+  open_ = true;
+  ++transaction_;
+}
+
+void State::commit() {
+  open_ = false;
+  saved_.clear();
+  added_.clear();
+  rerun_log_.clear();
+}
+
+void State::rollback() {
+  open_ = false;
+  for (auto it = added_.rbegin(); it != added_.rend(); ++it) {
+    (it->tier == 0 ? planned_ : tiers_[at(it->tier)]).add(it->lo, it->hi, -it->bytes);
+  }
+  for (auto it = rerun_log_.rbegin(); it != rerun_log_.rend(); ++it) {
+    auto& list = reruns_[at(it->position)];
+    if (it->added) {
+      list.erase(std::find(list.begin(), list.end(), it->value));
+    } else {
+      list.push_back(it->value);
+    }
+  }
+  for (auto it = rerun_log_.rbegin(); it != rerun_log_.rend(); ++it) recount(it->position);
+  for (auto it = saved_.rbegin(); it != saved_.rend(); ++it) {
+    values_[at(it->value)] = std::move(it->state);
+  }
+  commit();
+}
+
+void State::set(int32_t v, int32_t gap, const Gap& way) {
+  HR_CHECK(way.way != Way::kRecompute, "running again is asked for by try_rerun");
+  const int32_t before = span(v, gap).before;
+  if (values_[at(v)].gaps[at(gap)].way == Way::kRecompute) {
+    unrerun(v, gap);
+    gap = index_of(v, before);
+  }
+  save(v);
+  charge(v, gap, -1);
+  const Codec old = values_[at(v)].gaps[at(gap)].codec;
+  values_[at(v)].gaps[at(gap)] = way;
+  charge(v, gap, 1);
+  if (old == way.codec) return;
+  const Span s = span(v, gap);
+  recount(s.after + 1);
+  recount(s.before);
+}
+
+// The time and the pulse of what runs before position k; undone by counting again.
+void State::recount(int32_t k) {
+  if (k >= p_->size()) return;
+  Nanos ns = 0;
+  Bytes pulse = 0;
+  const std::vector<int32_t>& list = reruns_[at(k)];
+  for (size_t i = 0; i < list.size(); ++i) {
+    const int32_t op = p_->values[at(list[i])].producer;
+    bool seen = false;
+    for (size_t j = 0; j < i && !seen; ++j) seen = p_->values[at(list[j])].producer == op;
+    if (seen) continue;
+    ns += p_->cost[at(op)];
+    Bytes transient = p_->workspace[at(op)];
+    for (int32_t other : p_->births[at(op)]) {
+      if (std::find(list.begin(), list.end(), other) == list.end()) {
+        transient += p_->values[at(other)].bytes;
+      }
+    }
+    pulse = std::max(pulse, transient - p_->workspace[at(k)] - birth_bytes_[at(k)]);
+  }
+  extra_total_ += ns - extra_ns_[at(k)];
+  extra_ns_[at(k)] = ns;
+  planned_.add(k, k, pulse - extra_bytes_[at(k)]);
+  extra_bytes_[at(k)] = pulse;
+}
+
+void State::add_rerun(int32_t v, int32_t position) {
+  reruns_[at(position)].push_back(v);
+  if (open_) rerun_log_.push_back({position, v, true});
+  recount(position);
+}
+
+void State::remove_rerun(int32_t v, int32_t position) {
+  auto& list = reruns_[at(position)];
+  list.erase(std::find(list.begin(), list.end(), v));
+  if (open_) rerun_log_.push_back({position, v, false});
+  recount(position);
+}
+
+bool State::same_version(int32_t v, int32_t from, int32_t to) const {
+  const std::vector<int32_t>& writes = p_->values[at(v)].writes;
+  const auto next = std::upper_bound(writes.begin(), writes.end(), from);
+  return next == writes.end() || *next >= to;
+}
+
+// Puts a touch without a purpose yet at `position`, inside or after the gap: both sides keep the way
+// of the gap (one that runs again must have been cleared).
+void State::split(int32_t v, int32_t gap, int32_t position) {
+  save(v);
+  charge(v, gap, -1);
+  ValueState& s = values_[at(v)];
+  s.touches.insert(s.touches.begin() + gap, {position, 0, false});
+  s.gaps.insert(s.gaps.begin() + gap, s.gaps[at(gap)]);
+  add(position, position, p_->values[at(v)].bytes);
+  charge(v, gap, 1);
+  charge(v, gap + 1, 1);
+}
+
+bool State::need(int32_t v, int32_t position, double ns_per_byte, int depth) {
+  int32_t i = index_of(v, position);
+  const ValueState& s = values_[at(v)];
+  if (i < static_cast<int32_t>(s.touches.size()) && s.touches[at(i)].position == position) {
+    save(v);
+    ++values_[at(v)].touches[at(i)].demands;
+    return true;
+  }
+  const Value& value = p_->values[at(v)];
+  const bool wraps = p_->cyclic && value.persistent;
+  // The wrapping gap of a cycle is not split.
+  if (wraps && (i == 0 || i == static_cast<int32_t>(s.touches.size()))) {
+    const Gap& around = s.gaps.back();
+    if (away(around.way)) return false;
+    save(v);
+    charge(v, static_cast<int32_t>(s.touches.size()), -1);
+    ValueState& t = values_[at(v)];
+    const bool front = i == 0;
+    t.touches.insert(t.touches.begin() + i, {position, 1, false});
+    t.gaps.insert(front ? t.gaps.begin() + 1 : t.gaps.begin() + i, Gap{});
+    add(position, position, value.bytes);
+    charge(v, front ? 1 : i, 1);
+    charge(v, static_cast<int32_t>(t.touches.size()), 1);
+    return true;
+  }
+  const Span span_before = span(v, i);
+  const Gap old = s.gaps[at(i)];
+  const bool dead = !span_before.exists;
+  if (dead && i == 0) return false;
+  if (old.way == Way::kCompress || old.way == Way::kMoveCompressed) return false;
+  const bool ran_again = old.way == Way::kRecompute;
+  if (ran_again) unrerun(v, i);
+  i = index_of(v, position);
+  split(v, i, position);
+  ++values_[at(v)].touches[at(i)].demands;
+  if (ran_again) return rerun(v, i, ns_per_byte, depth + 1);
+  if (old.way == Way::kMove) {
+    // Back for good when the rest of the gap has room for it.
+    const Span rest = span(v, i + 1);
+    if (rest.exists && planned_.max(rest.lo, rest.hi) + old.moved <= p_->budget) {
+      set(v, i + 1, Gap{});
+    }
+    return true;
+  }
+  const bool cheap =
+      static_cast<double>(p_->cost[at(std::max(0, value.producer))]) <=
+      ns_per_byte * static_cast<double>(value.bytes);
+  if (dead && cheap && rerunnable(v, i, depth + 1)) return rerun(v, i, ns_per_byte, depth + 1);
+  return true;
+}
+
+// Whether rerun() may be asked, as far as its own inputs tell.
+bool State::rerunnable(int32_t v, int32_t gap, int depth) const {
+  const Value& value = p_->values[at(v)];
+  const Span s = span(v, gap);
+  if (!recompute_ || !value.can_recompute || depth > kMostDepth || !s.exists || s.wraps ||
+      !s.loads_back || s.lo > s.hi) {
+    return false;
+  }
+  for (int32_t input : p_->reads[at(value.producer)]) {
+    if (!same_version(input, value.producer, s.before)) return false;
+    const ValueState& in = values_[at(input)];
+    if (in.touches.front().position > s.before) return false;
+    const bool around = p_->cyclic && p_->values[at(input)].persistent &&
+                        in.touches.back().position < s.before && away(in.gaps.back().way);
+    if (around) return false;
+  }
+  return true;
+}
+
+bool State::rerun(int32_t v, int32_t gap, double ns_per_byte, int depth) {
+  if (!rerunnable(v, gap, depth)) return false;
+  const int32_t op = p_->values[at(v)].producer;
+  const int32_t position = span(v, gap).before;
+  save(v);
+  charge(v, gap, -1);
+  values_[at(v)].gaps[at(gap)] = {Way::kRecompute, Codec::kNone, TierId(), 0};
+  charge(v, gap, 1);
+  add_rerun(v, position);
+  for (int32_t input : p_->reads[at(op)]) {
+    if (!need(input, position, ns_per_byte, depth)) return false;
+  }
+  return true;
+}
+
+bool State::try_rerun(int32_t v, int32_t gap, double ns_per_byte) {
+  if (values_[at(v)].gaps[at(gap)].way == Way::kRecompute) return false;
+  const bool own = !open_;
+  if (own) begin();
+  const int32_t before = span(v, gap).before;
+  save(v);
+  set(v, gap, Gap{});
+  const bool done = rerun(v, index_of(v, before), ns_per_byte, 0);
+  if (own && done) commit();
+  if (own && !done) rollback();
+  return done;
+}
+
+// Takes back that the op of `v` runs again at the end of the gap, which is kept then.
+void State::unrerun(int32_t v, int32_t gap) {
+  const int32_t position = span(v, gap).before;
+  save(v);
+  charge(v, gap, -1);
+  values_[at(v)].gaps[at(gap)] = Gap{};
+  charge(v, gap, 1);
+  remove_rerun(v, position);
+  for (int32_t input : p_->reads[at(p_->values[at(v)].producer)]) remove_demand(input, position);
+}
+
+void State::remove_demand(int32_t v, int32_t position) {
+  save(v);
+  int32_t i = index_of(v, position);
+  Touch& touch = values_[at(v)].touches[at(i)];
+  if (--touch.demands > 0 || touch.own) return;
+  const bool was_dead = !span(v, static_cast<int32_t>(values_[at(v)].touches.size())).exists &&
+                        i + 1 == static_cast<int32_t>(values_[at(v)].touches.size());
+  Gap left = values_[at(v)].gaps[at(i)];
+  if (left.way == Way::kRecompute) {
+    unrerun(v, i);
+    i = index_of(v, position);
+    left = Gap{};
+  }
+  const bool wraps = p_->cyclic && p_->values[at(v)].persistent;
+  const int32_t last = static_cast<int32_t>(values_[at(v)].touches.size());
+  const Gap right = values_[at(v)].gaps[at(i + 1)];
+  charge(v, i, -1);
+  charge(v, i + 1, -1);
+  if (wraps && i == 0 && last > 1) charge(v, last, -1);
+  add(position, position, -p_->values[at(v)].bytes);
+  ValueState& s = values_[at(v)];
+  s.touches.erase(s.touches.begin() + i);
+  s.gaps.erase(s.gaps.begin() + i);
+  // What is left of the right side: its reruns stay valid, since they are for the touch that ends it.
+  s.gaps[at(i)] = was_dead ? Gap{} : (away(right.way) ? right : left);
+  charge(v, i, 1);
+  if (wraps && i == 0 && last > 1) charge(v, last - 1, 1);
+}
+
+}  // namespace headrace::plan

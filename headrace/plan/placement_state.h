@@ -1,0 +1,150 @@
+// State: a way for each idle gap, with what follows from it: the touches that running ops again adds
+// to what they read, the bytes at each position, the seconds added. Internal to placement.
+//
+// Vocabulary
+//   demand   a touch that is there only because an op runs again just before that position.
+//   reruns   by position: the values whose ops run again right before it.
+//   planned  bytes by position when every moved byte is away in the whole of its gap.
+//
+// Promises
+//   1. try_* change nothing when they return false; rollback() takes back all since begin().
+//   2. what an op that runs again reads is on the device then, in the version of its first run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "headrace/plan/placement.h"
+#include "headrace/plan/placement_profile.h"
+
+namespace headrace::plan {
+
+// How a gap is spent. kMove: `moved` bytes from the begin of the value are away in `tier`.
+// kCompress: the encoded form stays; kMoveCompressed: it is moved as well (all of it).
+struct Gap {
+  Way way = Way::kKeep;
+  Codec codec = Codec::kNone;
+  TierId tier;
+  Bytes moved = 0;
+  bool operator==(const Gap&) const = default;
+};
+
+struct Touch {
+  int32_t position = 0;
+  int32_t demands = 0;  // ops that run again before `position` and read the value
+  bool own = false;     // touched by the op at `position`
+};
+
+// gaps[i] lies before touches[i], gaps[touches.size()] after the last.
+struct ValueState {
+  std::vector<Touch> touches;
+  std::vector<Gap> gaps;
+};
+
+// Positions [lo, hi] inside a gap, and those of its second part when it wraps around a cycle.
+struct Span {
+  bool exists = false;
+  int32_t lo = 0, hi = -1;
+  int32_t lo2 = 0, hi2 = -1;
+  int32_t after = -1;   // the touches around it: -1 the step's begin; Problem::size() its end
+  int32_t before = 0;
+  bool wraps = false;
+  bool loads_back = true;  // false: nothing touches the value again in this step
+};
+
+class State {
+ public:
+  State(const Problem& problem, const PlaceOptions& options);
+
+  const Problem& problem() const { return *p_; }
+  const ValueState& value(int32_t v) const { return values_[static_cast<size_t>(v)]; }
+  int32_t values() const { return static_cast<int32_t>(values_.size()); }
+  const Profile& planned() const { return planned_; }
+  bool fits() const { return planned_.max() <= p_->budget; }
+  // First position at or after k that is over budget when everything stays; -1: none.
+  int32_t next_over(int32_t k) const {
+    return k < p_->size() ? next_over_[static_cast<size_t>(k)] : -1;
+  }
+  Bytes over(int32_t k) const { return planned_.at_position(k) - p_->budget; }
+
+  Span span(int32_t v, int32_t gap) const;
+  // The gap of `v` that covers position k; -1: touched there, or not alive.
+  int32_t gap_at(int32_t v, int32_t k) const;
+  // Bytes of the gap that are on the device at its positions.
+  Bytes kept_bytes(int32_t v, const Gap& gap) const;
+  // False: pinned by a rule.
+  bool movable(int32_t v) const { return !pinned_[static_cast<size_t>(v)]; }
+  bool allowed_tier(int32_t v, TierId tier) const;
+
+  // Replaces the way of a gap by keeping, moving or compressing.
+  void set(int32_t v, int32_t gap, const Gap& way);
+  // Runs the op of `v` again before the touch that ends the gap. Inputs that are dead by then are run
+  // again as well where that costs at most `ns_per_byte` of theirs, else kept until then. False: not
+  // possible; inside a transaction the caller must roll back then.
+  bool try_rerun(int32_t v, int32_t gap, double ns_per_byte);
+
+  // Time that the ops that run again, and codecs, add before position k; and in all.
+  Nanos extra_ns(int32_t k) const { return extra_ns_[static_cast<size_t>(k)]; }
+  Nanos extra_ns() const { return extra_total_; }
+  const std::vector<int32_t>& reruns(int32_t k) const { return reruns_[static_cast<size_t>(k)]; }
+
+  void begin();
+  void rollback();
+  void commit();
+
+  // Tier bytes: whether `bytes` more fit in `tier` over the whole of a gap.
+  bool tier_has_room(int32_t v, int32_t gap, TierId tier, Bytes bytes) const;
+
+ private:
+  struct Saved {
+    int32_t value;
+    ValueState state;
+  };
+  struct Added {
+    int32_t lo, hi;
+    Bytes bytes;
+    int32_t tier;  // 0: the device
+  };
+  struct Rerun {
+    int32_t position;
+    int32_t value;
+    bool added;
+  };
+
+  void save(int32_t v);
+  void add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier = 0);
+  void charge(int32_t v, int32_t gap, int sign);
+  void add_rerun(int32_t v, int32_t position);
+  void remove_rerun(int32_t v, int32_t position);
+  void recount(int32_t position);
+  void unrerun(int32_t v, int32_t gap);
+  void split(int32_t v, int32_t gap, int32_t position);
+  void remove_demand(int32_t v, int32_t position);
+  bool need(int32_t v, int32_t position, double ns_per_byte, int depth);
+  bool rerunnable(int32_t v, int32_t gap, int depth) const;
+  bool rerun(int32_t v, int32_t gap, double ns_per_byte, int depth);
+  bool same_version(int32_t v, int32_t from, int32_t to) const;
+  int32_t index_of(int32_t v, int32_t position) const;
+
+  const Problem* p_;
+  std::vector<ValueState> values_;
+  std::vector<bool> pinned_;
+  std::vector<std::vector<bool>> forbidden_;  // by value: by tier; empty: none
+  std::vector<std::vector<int32_t>> reruns_;  // by position
+  std::vector<Nanos> extra_ns_;
+  std::vector<Bytes> extra_bytes_;            // pulses of ops that run again, above the op's own
+  std::vector<Bytes> birth_bytes_;
+  std::vector<int32_t> next_over_;
+  Nanos extra_total_ = 0;
+  Profile planned_;
+  std::vector<Profile> tiers_;                // by tier; [0] unused
+  std::vector<Saved> saved_;
+  std::vector<Added> added_;
+  std::vector<Rerun> rerun_log_;
+  std::vector<int32_t> save_mark_;            // by value: the transaction that saved it
+  int32_t transaction_ = 0;
+  bool open_ = false;
+  bool recompute_ = true;
+};
+
+}  // namespace headrace::plan

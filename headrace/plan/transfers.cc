@@ -1,0 +1,421 @@
+#include "headrace/plan/transfers.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <queue>
+#include <tuple>
+
+namespace headrace::plan {
+namespace {
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+constexpr int32_t kNone = -1;
+
+// ---------------------------------------------------------------------------- pieces
+
+// A run of bytes of a value of which `tier` has had a copy since position `since`.
+struct Copy {
+  Range range;
+  TierId tier;
+  int32_t since = 0;      // valid when the last write came before it
+  int32_t piece = kNone;  // the piece that stores it; kNone: there at entry
+};
+
+class PieceBuilder {
+ public:
+  PieceBuilder(const State& state, Bytes chunk)
+      : s_(state), p_(state.problem()), chunk_(chunk), tiers_(p_.machine->tiers) {}
+
+  std::vector<Piece> run() {
+    for (int32_t v = 0; v < s_.values(); ++v) {
+      bool moved = false;
+      for (const Gap& g : s_.value(v).gaps) moved = moved || moves(g);
+      if (moved) visit(v);
+    }
+    return std::move(out_);
+  }
+
+ private:
+  static bool moves(const Gap& g) { return g.way == Way::kMove && g.moved > 0; }
+
+  // Gaps in the order in which copies come about: from the last write on, around the cycle.
+  void visit(int32_t v) {
+    const Value& value = p_.values[at(v)];
+    const int32_t n = static_cast<int32_t>(s_.value(v).gaps.size());
+    const bool cyclic = p_.cyclic && value.persistent;
+    copies_.clear();
+    if (value.home.valid()) copies_.push_back({Range{0, value.bytes}, value.home, 0, kNone});
+    int32_t first = 0;
+    if (cyclic && value.writes.empty() && !value.home.valid()) everywhere_ = true;
+    if (cyclic && !value.writes.empty()) {
+      while (first + 1 < n && s_.span(v, first).after < value.writes.back()) ++first;
+    }
+    for (int32_t i = first; i < n; ++i) visit(v, i);
+    for (Copy& c : copies_) c.piece = kNone;  // made in the cycle before
+    for (int32_t i = 0; i < first; ++i) visit(v, i);
+    everywhere_ = false;
+  }
+
+  void visit(int32_t v, int32_t gap) {
+    const Gap& g = s_.value(v).gaps[at(gap)];
+    const Span span = s_.span(v, gap);
+    if (!moves(g) || !span.exists) return;
+    const Value& value = p_.values[at(v)];
+    const auto next = std::upper_bound(value.writes.begin(), value.writes.end(), span.after);
+    const int32_t written = next == value.writes.begin() ? kNone : *(next - 1);
+    const int32_t since = written + 1;
+    for (Bytes begin = 0; begin < g.moved;) {
+      Bytes end = g.moved;
+      if (chunk_ > 0) end = std::min(end, begin + chunk_);
+      const Copy* copy = nullptr;
+      for (const Copy& c : copies_) {
+        if (c.tier != g.tier || written >= c.since) continue;
+        if (c.range.begin <= begin && begin < c.range.begin + c.range.bytes) copy = &c;
+        if (c.range.begin > begin) end = std::min(end, c.range.begin);
+      }
+      if (copy != nullptr) end = std::min(end, copy->range.begin + copy->range.bytes);
+      add(v, gap, span, g.tier, begin, end, since, copy);
+      begin = end;
+    }
+  }
+
+  void add(int32_t v, int32_t gap, const Span& span, TierId tier, Bytes begin, Bytes end,
+           int32_t since, const Copy* copy) {
+    const Value& value = p_.values[at(v)];
+    const TierInfo& link = tiers_[tier.index()];
+    const double bytes = static_cast<double>(end - begin);
+    Piece piece;
+    piece.value = v;
+    piece.gap = gap;
+    piece.range = begin == 0 && end == value.bytes ? Range{} : Range{begin, end - begin};
+    piece.bytes = end - begin;
+    piece.release = since;
+    piece.after = span.after;
+    piece.use = span.before;
+    piece.wraps = span.wraps;
+    piece.tier = tier;
+    piece.latency_ns = link.latency_ns;
+    piece.need = s_.next_over(span.lo);
+    if (piece.need < 0 || piece.need > span.before) piece.need = std::max(span.before, span.lo);
+    if (value.rule != nullptr) piece.priority = value.rule->prefetch_priority;
+    if (copy == nullptr && !everywhere_) {
+      piece.stored_by = static_cast<int32_t>(out_.size());
+      piece.out = link_stream(tiers_, tier, InstrKind::kStore).value;
+      piece.out_ns = static_cast<Nanos>(bytes / link.store_bytes_per_s * 1e9);
+      copies_.push_back({Range{begin, end - begin}, tier, since, piece.stored_by});
+    } else if (copy != nullptr) {
+      piece.stored_by = copy->piece;
+    }
+    if (span.loads_back) {
+      piece.in = link_stream(tiers_, tier, InstrKind::kLoad).value;
+      piece.in_ns = static_cast<Nanos>(bytes / link.load_bytes_per_s * 1e9);
+    }
+    out_.push_back(piece);
+  }
+
+  const State& s_;
+  const Problem& p_;
+  Bytes chunk_;
+  const std::vector<TierInfo>& tiers_;
+  std::vector<Copy> copies_;
+  bool everywhere_ = false;  // never written: the copy is there at entry
+  std::vector<Piece> out_;
+};
+
+// ---------------------------------------------------------------------------- walk
+
+// Indices of pieces by a position, ascending.
+class ByPosition {
+ public:
+  template <typename Key>
+  ByPosition(int32_t positions, const std::vector<Piece>& pieces, Key key)
+      : begin_(at(positions) + 2, 0), index_(pieces.size()) {
+    for (const Piece& p : pieces) ++begin_[at(key(p)) + 1];
+    std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
+    std::vector<int32_t> next(begin_.begin(), begin_.end() - 1);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      index_[at(next[at(key(pieces[i]))]++)] = static_cast<int32_t>(i);
+    }
+  }
+  const int32_t* begin(int32_t k) const { return index_.data() + begin_[at(k)]; }
+  const int32_t* end(int32_t k) const { return index_.data() + begin_[at(k) + 1]; }
+
+ private:
+  std::vector<int32_t> begin_;
+  std::vector<int32_t> index_;
+};
+
+enum class Phase : uint8_t {
+  kThere,      // on the device
+  kPending,    // its gap is open and its store has not ended
+  kAway,
+  kBack,       // loaded, or on the way
+  kCancelled,  // its store did not end in time: it stays
+};
+
+class Walk {
+ public:
+  Walk(const State& state, const std::vector<Piece>& pieces)
+      : p_(state.problem()),
+        s_(state),
+        pieces_(pieces),
+        n_(p_.size()),
+        profile_(state.planned()),
+        released_(n_, pieces, [this](const Piece& x) { return std::min(x.release, n_); }),
+        opened_(n_, pieces, [this](const Piece& x) { return std::min(x.after + 1, n_); }),
+        closed_(n_, pieces, [this](const Piece& x) { return std::min(x.use, n_); }),
+        phase_(pieces.size(), Phase::kThere),
+        stored_(pieces.size(), kUnknown),
+        loaded_(pieces.size(), 0),
+        dependents_(pieces.size(), kNone),
+        next_dependent_(pieces.size(), kNone) {
+    int32_t streams = 0;
+    for (const Piece& x : pieces) streams = std::max({streams, x.out, x.in});
+    ready_.resize(at(streams) + 1);
+    loads_.resize(at(streams) + 1);
+    link_free_.assign(at(streams) + 1, 0);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const int32_t by = pieces[i].stored_by;
+      if (by < 0 || by == static_cast<int32_t>(i)) continue;
+      next_dependent_[i] = dependents_[at(by)];
+      dependents_[at(by)] = static_cast<int32_t>(i);
+    }
+    out_.listed.resize(pieces.size());
+    out_.begin_ns.resize(at(n_), 0);
+  }
+
+  Timeline run() {
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      // Around the cycle: away when the cycle begins.
+      if (pieces_[i].wraps) start_away(static_cast<int32_t>(i));
+    }
+    for (int32_t k = 0; k < n_; ++k) position(k);
+    finish();
+    out_.total_ns = now_;
+    out_.loaded_ns = std::move(loaded_);
+    out_.stored_ns = std::move(stored_);
+    return std::move(out_);
+  }
+
+ private:
+  static constexpr Nanos kUnknown = INT64_MAX;
+  using Entry = std::tuple<int64_t, int64_t, int32_t>;  // smallest first; last: the piece
+  using Heap = std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>>;
+
+  const Piece& piece(int32_t i) const { return pieces_[at(i)]; }
+  Nanos op_ns(int32_t k) const { return p_.cost[at(k)] + s_.extra_ns(k); }
+  Bytes over(int32_t k) const { return profile_.at_position(k) + pending_ - p_.budget; }
+
+  void start_away(int32_t i) {
+    phase_[at(i)] = Phase::kAway;
+    if (piece(i).in >= 0) push_load(i);
+  }
+
+  void push_load(int32_t i) {
+    loads_[at(piece(i).in)].push({piece(i).use, -piece(i).priority, i});
+  }
+
+  void position(int32_t k) {
+    open(k);
+    drop_stored(k, now_);
+    close(k);
+    Nanos memory = now_;
+    fill_stores(k, now_ + op_ns(k));
+    while (over(k) > 0) memory = std::max(memory, wait_for_store(k));
+    Nanos start = memory;
+    for (size_t s = 0; s < loads_.size(); ++s) start = std::max(start, load_due(k, s, memory));
+    if (start > now_) out_.stalls.push_back({k, start - memory, memory - now_});
+    drop_stored(k, start);
+    fill_loads(k, memory, start + op_ns(k));
+    fill_stores(k, start + op_ns(k));
+    now_ = start + op_ns(k);
+    out_.begin_ns[at(k)] = now_ - p_.cost[at(k)];
+  }
+
+  void open(int32_t k) {
+    for (auto* i = released_.begin(k); i != released_.end(k); ++i) {
+      const Piece& x = piece(*i);
+      if (x.out >= 0) ready_[at(x.out)].push({x.need, x.after, *i});
+    }
+    for (auto* i = opened_.begin(k); i != opened_.end(k); ++i) open_piece(*i, k);
+  }
+
+  void open_piece(int32_t i, int32_t k) {
+    const int32_t by = piece(i).stored_by;
+    const Nanos end = by < 0 ? 0 : stored_[at(by)];
+    if (end <= now_) {
+      drop(i, k);
+      return;
+    }
+    phase_[at(i)] = Phase::kPending;
+    pending_ += piece(i).bytes;
+    if (end != kUnknown) stores_.push({end, i, i});
+    issued_ += end != kUnknown ? piece(i).bytes : 0;
+  }
+
+  void drop(int32_t i, int32_t k) {
+    phase_[at(i)] = Phase::kAway;
+    out_.listed[at(i)].drop = k;
+    if (piece(i).in >= 0 && !piece(i).wraps) push_load(i);
+  }
+
+  void drop_stored(int32_t k, Nanos time) {
+    while (!stores_.empty() && std::get<0>(stores_.top()) <= time) pop_store(k);
+  }
+
+  Nanos pop_store(int32_t k) {
+    const auto [end, unused, i] = stores_.top();
+    stores_.pop();
+    if (phase_[at(i)] != Phase::kPending) return 0;
+    pending_ -= piece(i).bytes;
+    issued_ -= piece(i).bytes;
+    drop(i, k);
+    return end;
+  }
+
+  // What is still pending when it is touched again stays: it was never dropped.
+  void close(int32_t k) {
+    for (auto* i = closed_.begin(k); i != closed_.end(k); ++i) {
+      if (piece(*i).wraps || phase_[at(*i)] != Phase::kPending) continue;
+      phase_[at(*i)] = Phase::kCancelled;
+      pending_ -= piece(*i).bytes;
+      const int32_t by = piece(*i).stored_by;
+      if (by >= 0 && stored_[at(by)] != kUnknown) issued_ -= piece(*i).bytes;
+    }
+  }
+
+  Nanos wait_for_store(int32_t k) {
+    while (issued_ < over(k)) {
+      size_t best = ready_.size();
+      for (size_t s = 0; s < ready_.size(); ++s) {
+        if (ready_[s].empty()) continue;
+        if (best == ready_.size() || link_free_[s] < link_free_[best]) best = s;
+      }
+      HR_CHECK(best < ready_.size(), "bytes pending that no store can free");
+      issue_store(k, best);
+    }
+    return pop_store(k);
+  }
+
+  void issue_store(int32_t k, size_t s) {
+    const int32_t i = std::get<2>(ready_[s].top());
+    ready_[s].pop();
+    const Nanos end = std::max(link_free_[s], now_) + piece(i).out_ns;
+    link_free_[s] = end;
+    stored_[at(i)] = end + piece(i).latency_ns;
+    out_.listed[at(i)].store = k;
+    now_pending(i);
+    for (int32_t d = dependents_[at(i)]; d != kNone; d = next_dependent_[at(d)]) now_pending(d);
+  }
+
+  void now_pending(int32_t i) {
+    if (phase_[at(i)] != Phase::kPending) return;
+    stores_.push({stored_[at(piece(i).stored_by)], i, i});
+    issued_ += piece(i).bytes;
+  }
+
+  // Stores that nobody waits for any more are not made.
+  bool wanted(int32_t i) const {
+    if (phase_[at(i)] != Phase::kCancelled) return true;
+    for (int32_t d = dependents_[at(i)]; d != kNone; d = next_dependent_[at(d)]) {
+      if (phase_[at(d)] != Phase::kCancelled) return true;
+    }
+    return false;
+  }
+
+  void fill_stores(int32_t k, Nanos until) {
+    for (size_t s = 0; s < ready_.size(); ++s) {
+      while (!ready_[s].empty() && std::max(link_free_[s], now_) < until) {
+        if (!wanted(std::get<2>(ready_[s].top()))) {
+          ready_[s].pop();
+          continue;
+        }
+        issue_store(k, s);
+      }
+    }
+  }
+
+  // Loads whose value op k touches. Returns when the last has ended.
+  Nanos load_due(int32_t k, size_t s, Nanos memory) {
+    Nanos end = 0;
+    while (!loads_[s].empty() && std::get<0>(loads_[s].top()) <= k) {
+      end = std::max(end, issue_load(k, s, memory));
+    }
+    for (auto* i = closed_.begin(k); i != closed_.end(k); ++i) {
+      if (piece(*i).in == static_cast<int32_t>(s) && phase_[at(*i)] == Phase::kBack) {
+        end = std::max(end, loaded_[at(*i)]);
+      }
+    }
+    return end;
+  }
+
+  Nanos issue_load(int32_t k, size_t s, Nanos memory) {
+    const int32_t i = std::get<2>(loads_[s].top());
+    loads_[s].pop();
+    const Piece& x = piece(i);
+    Nanos begin = std::max(link_free_[s], memory > now_ ? memory : now_);
+    if (x.stored_by >= 0 && stored_[at(x.stored_by)] != kUnknown) {
+      begin = std::max(begin, stored_[at(x.stored_by)]);
+    }
+    link_free_[s] = begin + x.in_ns;
+    loaded_[at(i)] = link_free_[s] + x.latency_ns;
+    phase_[at(i)] = Phase::kBack;
+    out_.listed[at(i)].load = k;
+    profile_.add(k, x.use - 1, x.bytes);
+    return loaded_[at(i)];
+  }
+
+  void fill_loads(int32_t k, Nanos memory, Nanos until) {
+    for (size_t s = 0; s < loads_.size(); ++s) {
+      while (!loads_[s].empty() && std::max(link_free_[s], now_) < until) {
+        const Piece& x = piece(std::get<2>(loads_[s].top()));
+        const Bytes room = p_.budget - x.bytes;
+        if (profile_.at_position(k) + pending_ > room) break;
+        if (profile_.max(k, x.use - 1) > room) break;
+        issue_load(k, s, memory);
+      }
+    }
+  }
+
+  // The end: in a cycle, what is to be away at the next begin is stored and dropped.
+  void finish() {
+    if (!p_.cyclic) return;
+    open(n_);
+    Nanos end = now_;
+    fill_stores(n_, kUnknown);
+    while (!stores_.empty()) end = std::max(end, pop_store(n_));
+    now_ = end;
+  }
+
+  const Problem& p_;
+  const State& s_;
+  const std::vector<Piece>& pieces_;
+  int32_t n_;
+  Profile profile_;  // planned bytes, with loads issued so far
+  ByPosition released_, opened_, closed_;
+  std::vector<Phase> phase_;
+  std::vector<Nanos> stored_, loaded_;
+  std::vector<int32_t> dependents_, next_dependent_;
+  std::vector<Heap> ready_, loads_;  // by stream
+  Heap stores_;                      // issued stores of open gaps, by end
+  std::vector<Nanos> link_free_;
+  Bytes pending_ = 0;  // of open gaps, not dropped yet
+  Bytes issued_ = 0;   // of these: the store is on its way
+  Nanos now_ = 0;
+  Timeline out_;
+};
+
+}  // namespace
+
+std::vector<Piece> pieces_of(const State& state, Bytes chunk) {
+  return PieceBuilder(state, chunk).run();
+}
+
+Timeline schedule_transfers(const State& state, const std::vector<Piece>& pieces) {
+  HR_CHECK(state.fits(), "transfers are scheduled for what fits");
+  return Walk(state, pieces).run();
+}
+
+}  // namespace headrace::plan
