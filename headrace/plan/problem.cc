@@ -116,7 +116,8 @@ class Builder {
       if (v == kNone) continue;
       Value& value = p_.values[static_cast<size_t>(v)];
       const bool first = value.touches.empty();
-      touch(v, k);
+      // Written before: what is there already must stay.
+      if (touch(v, k) && !first) p_.reads.back().push_back(v);
       if (first && !value.persistent) {
         value.producer = k;
         p_.births.back().push_back(v);

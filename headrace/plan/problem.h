@@ -45,7 +45,7 @@ struct Problem {
   std::vector<Bytes> workspace;  // by position
   std::vector<Value> values;
   std::vector<int32_t> value_of; // by TensorId; -1: not a value (constants held all the time)
-  std::vector<std::vector<int32_t>> reads;   // by position: values read (updates included)
+  std::vector<std::vector<int32_t>> reads;   // by position: values read, updated or added to
   std::vector<std::vector<int32_t>> births;  // by position: values written first
   Bytes fixed_bytes = 0;         // constants: resident throughout
   TierId source_tier;            // where the files of weights are; invalid: nowhere
@@ -101,5 +101,10 @@ struct Schedule {
   std::vector<bool> at_entry;    // by value: on the device at entry (cyclic: and at exit)
   std::vector<Choice> choices;   // for people; the times are filled in later
 };
+
+// The bytes held at each position under `schedule`: the most at any moment from the actions before the
+// position to its op (runs of other ops among those actions included). Position 0 counts the entry.
+// O(actions + touches). Actions that make no sense are not noticed: walk_schedule() does.
+std::vector<Bytes> schedule_profile(const Problem& problem, const Schedule& schedule);
 
 }  // namespace headrace::plan

@@ -1,0 +1,87 @@
+// The stage `offsets` of emit: one allocation problem a tier.
+#include <algorithm>
+
+#include "headrace/plan/allocation.h"
+#include "headrace/plan/emit_step.h"
+
+namespace headrace::plan {
+namespace {
+
+// Extents that files are read into start on a page; so do all slots of the tier of files.
+Bytes alignment_of(const Problem& p, const Draft& d, TierId tier) {
+  if (tier != kDevice) return tier == p.source_tier && p.machine->tiers[tier.index()].name == "file"
+                                  ? kPage : kLine;
+  for (const Residency& r : d.program.residencies) {
+    if (!r.tensor.valid()) continue;
+    const Role role = p.graph->at(r.tensor).role;
+    if (role == Role::kWeight || role == Role::kGathered) return kPage;
+  }
+  return kLine;
+}
+
+struct TierProblem {
+  AllocProblem problem;
+  std::vector<size_t> residency;  // by buffer
+};
+
+TierProblem problem_of(const Problem& p, const Draft& d, TierId tier,
+                       const std::vector<int32_t>& sharing) {
+  TierProblem t;
+  t.problem.alignment = alignment_of(p, d, tier);
+  std::vector<int32_t> number(static_cast<size_t>(d.blocks), -1);
+  int32_t next = 0;
+  for (size_t i = 0; i < d.program.residencies.size(); ++i) {
+    const Residency& r = d.program.residencies[i];
+    if (r.tier != tier) continue;
+    AllocBuffer b;
+    b.lower = r.begin.value + 1;  // the entry is time 0
+    b.upper = r.end.value + 1;
+    b.size = r.bytes;
+    const size_t block = static_cast<size_t>(d.block[i]);
+    if (sharing[block] > 1) {
+      if (number[block] < 0) number[block] = next++;
+      b.block = number[block];
+      b.distance = r.range.begin;
+    }
+    t.problem.buffers.push_back(b);
+    t.residency.push_back(i);
+  }
+  return t;
+}
+
+}  // namespace
+
+Status assign_extents(const Problem& p, const EmitOptions& options, Draft& d, Emitted& result) {
+  std::vector<int32_t> sharing(static_cast<size_t>(d.blocks), 0);
+  for (int32_t b : d.block) ++sharing[static_cast<size_t>(b)];
+  Bytes worst = 0;
+  for (size_t tier = 0; tier < d.program.tiers.size(); ++tier) {
+    const TierId id(static_cast<int64_t>(tier));
+    const TierProblem t = problem_of(p, d, id, sharing);
+    if (t.problem.buffers.empty()) continue;
+    // A capacity of 0 on another tier says that nobody stated one.
+    const Bytes stated = p.machine->tiers[tier].capacity;
+    const Bytes capacity = id == kDevice ? p.request->budget : stated > 0 ? stated : -1;
+    AllocOptions a;
+    a.capacity = capacity;
+    a.search_nodes = options.search_nodes;
+    HR_ASSIGN(const AllocSolution solution, allocate(t.problem, a));
+    result.search_nodes += solution.nodes;
+    for (size_t i = 0; i < t.residency.size(); ++i) {
+      d.program.residencies[t.residency[i]].offset = solution.offsets[i];
+    }
+    if (id == kDevice) d.program.arena_bytes = std::max<Bytes>(solution.height, 0);
+    const Bytes excess = capacity < 0 ? 0 : solution.height - capacity;
+    if (excess > worst) {
+      worst = excess;
+      result.excess_tier = id;
+    }
+  }
+  result.excess = worst;
+  // Whole pages where the budget has the room for the rounding.
+  Bytes& arena = d.program.arena_bytes;
+  arena = std::max(arena, std::min(round_up(arena, kPage), p.request->budget));
+  return {};
+}
+
+}  // namespace headrace::plan

@@ -1,0 +1,453 @@
+#include "headrace/plan/heuristics.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "headrace/plan/heuristics_builder.h"
+
+namespace headrace::plan {
+namespace {
+
+constexpr std::array<const char*, kPolicyCount> kNames = {
+    "keep everything",         "offload by distance",
+    "offload at the peak",     "largest first, synchronous",
+    "FIFO, constant 50 GB/s",  "on-demand Belady",
+    "checkpoint every block",  "recompute everything",
+    "spill everything"};
+
+constexpr int32_t kPrefetchOps = 5;     // the usual fixed distance
+constexpr double kAssumedRate = 50e9;   // bytes/s, whatever the link
+
+Bytes peak_of(const std::vector<Bytes>& profile) {
+  return profile.empty() ? 0 : *std::max_element(profile.begin(), profile.end());
+}
+
+void judge(const Problem& p, PolicySchedule& r) {
+  r.peak_bytes = peak_of(schedule_profile(p, r.schedule));
+  r.fits = r.peak_bytes <= p.budget;
+  if (!r.fits && r.reason.empty()) {
+    r.reason = text_of("peaks at %s", human_bytes(r.peak_bytes).c_str());
+  }
+}
+
+// ---- policies that move gaps until everything fits ----------------------------------------------
+
+class GapPolicy {
+ public:
+  GapPolicy(const Problem& p, Policy policy)
+      : p_(p), policy_(policy), gaps_(idle_gaps(p)), profile_(entry_profile(p)) {
+    begin_ns_.assign(static_cast<size_t>(p.size()) + 1, 0);
+    for (size_t k = 0; k < p.cost.size(); ++k) begin_ns_[k + 1] = begin_ns_[k] + p.cost[k];
+  }
+
+  PolicySchedule run() {
+    for (const IdleGap& gap : gaps_) {
+      if (gap.must) move(gap);
+    }
+    if (policy_ == Policy::kOffloadAtPeak) {
+      at_peak();
+    } else if (policy_ != Policy::kKeepEverything) {
+      in_order();
+    }
+    PolicySchedule r;
+    r.work = static_cast<int64_t>(gaps_.size());
+    r.schedule = schedule_of(p_, std::move(moved_));
+    judge(p_, r);
+    return r;
+  }
+
+ private:
+  static std::vector<Bytes> entry_profile(const Problem& p) { return resident_profile(p); }
+
+  int32_t prefetch_from(const IdleGap& gap) const {
+    const int32_t drop = gap.after + 1;
+    if (gap.before == p_.size() && !p_.cyclic) return gap.before;  // never again
+    if (policy_ == Policy::kLargestFirstSynchronous) return gap.before;
+    if (policy_ == Policy::kFifoConstantBandwidth) return by_constant_rate(gap);
+    return std::max(drop + 1, gap.before - kPrefetchOps);
+  }
+
+  // The latest position from which a link of 50 GB/s would be in time.
+  int32_t by_constant_rate(const IdleGap& gap) const {
+    const int32_t n = p_.size();
+    const int32_t use = gap.before >= n ? gap.before - n : gap.before;
+    const double bytes = static_cast<double>(p_.values[static_cast<size_t>(gap.value)].bytes);
+    const Nanos start = begin_ns_[static_cast<size_t>(use)] -
+                        static_cast<Nanos>(bytes / kAssumedRate * 1e9);
+    const auto at = std::upper_bound(begin_ns_.begin(), begin_ns_.end(), start);
+    const auto from = std::max<std::ptrdiff_t>(0, at - begin_ns_.begin() - 1);
+    const int32_t load = static_cast<int32_t>(from) + (gap.before >= n ? n : 0);
+    return std::clamp(load, gap.after + 2, gap.before);
+  }
+
+  void move(const IdleGap& gap) {
+    MovedGap m;
+    m.gap = gap;
+    m.drop = gap.after + 1;
+    m.load = prefetch_from(gap);
+    const int32_t n = p_.size();
+    if (gap.before > n || (gap.before == n && p_.cyclic)) m.load = std::max(m.load, n);
+    const Bytes bytes = p_.values[static_cast<size_t>(gap.value)].bytes;
+    profile_.add(m.drop, std::min(m.load, n), -bytes);
+    if (m.load > n) profile_.add(0, m.load - n, -bytes);
+    moved_.push_back(m);
+  }
+
+  bool useful(const IdleGap& gap) const {
+    const int32_t n = p_.size();
+    const int32_t load = prefetch_from(gap);
+    return profile_.max(gap.after + 1, std::min(load, n)) > p_.budget ||
+           (load > n && profile_.max(0, load - n) > p_.budget);
+  }
+
+  void in_order() {
+    std::vector<size_t> order(gaps_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    const auto bytes = [&](size_t g) {
+      return p_.values[static_cast<size_t>(gaps_[g].value)].bytes;
+    };
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      switch (policy_) {
+        case Policy::kOffloadByDistance:
+          return gaps_[a].before - gaps_[a].after > gaps_[b].before - gaps_[b].after;
+        case Policy::kLargestFirstSynchronous: return bytes(a) > bytes(b);
+        default: return gaps_[a].after < gaps_[b].after;  // first in, first out
+      }
+    });
+    for (size_t g : order) {
+      if (profile_.max() <= p_.budget) return;
+      if (!gaps_[g].must && useful(gaps_[g])) move(gaps_[g]);
+    }
+  }
+
+  // Sweeps the positions; where one is over the budget, the largest idle there leave.
+  void at_peak() {
+    const int32_t n = p_.size();
+    std::vector<std::vector<size_t>> starts(static_cast<size_t>(n)), ends(starts);
+    std::set<std::pair<Bytes, size_t>> idle;  // (-bytes, gap)
+    const auto key = [&](size_t g) {
+      return std::pair(-p_.values[static_cast<size_t>(gaps_[g].value)].bytes, g);
+    };
+    for (size_t g = 0; g < gaps_.size(); ++g) {
+      if (gaps_[g].must) continue;
+      const int32_t load = prefetch_from(gaps_[g]);
+      if (load > n) idle.insert(key(g));
+      starts[static_cast<size_t>(gaps_[g].after + 1)].push_back(g);
+      if (load < n) ends[static_cast<size_t>(load)].push_back(g);
+      if (load > n) ends[static_cast<size_t>(load - n)].push_back(g);
+    }
+    std::vector<bool> done(gaps_.size(), false);
+    for (int32_t k = 0; k < n; ++k) {
+      for (size_t g : ends[static_cast<size_t>(k)]) idle.erase(key(g));
+      for (size_t g : starts[static_cast<size_t>(k)]) {
+        if (!done[g]) idle.insert(key(g));
+      }
+      while (profile_.max(k, k + 1) > p_.budget && !idle.empty()) {
+        const size_t g = idle.begin()->second;
+        idle.erase(idle.begin());
+        done[g] = true;
+        move(gaps_[g]);
+      }
+    }
+  }
+
+  const Problem& p_;
+  const Policy policy_;
+  const std::vector<IdleGap> gaps_;
+  MaxProfile profile_;
+  std::vector<Nanos> begin_ns_;  // by position, when nothing stalls
+  std::vector<MovedGap> moved_;
+};
+
+// ---- policies that act on demand ----------------------------------------------------------------
+
+class OnDemand {
+ public:
+  OnDemand(const Problem& p, Policy policy)
+      : p_(p), policy_(policy), here_(p.values.size(), false), copy_(p.values.size()),
+        next_(p.values.size(), 0), checkpoint_(p.values.size(), false) {}
+
+  PolicySchedule run() {
+    PolicySchedule r;
+    for (const Value& v : p_.values) {
+      if (v.rule == nullptr || !v.rule->remote) continue;
+      r.reason = "does not move what rules want moved";
+      r.schedule.at_entry.assign(p_.values.size(), true);
+      return r;
+    }
+    find_regenerable();
+    choose_checkpoints();
+    enter();
+    for (int32_t k = 0; k < p_.size() && failure_.empty(); ++k) step(k);
+    if (failure_.empty()) exit();
+    r.work = static_cast<int64_t>(s_.actions.size());
+    r.schedule = std::move(s_);
+    r.reason = failure_;
+    if (failure_.empty()) judge(p_, r);
+    return r;
+  }
+
+ private:
+  bool moves() const {
+    return policy_ == Policy::kBelady || policy_ == Policy::kSpillEverything;
+  }
+  const Value& value(int32_t v) const { return p_.values[static_cast<size_t>(v)]; }
+  bool pinned(int32_t v) const {
+    return value(v).rule != nullptr && value(v).rule->pinned;
+  }
+  // May it leave the device and come back by a load?
+  bool movable(int32_t v) const {
+    return !pinned(v) && (value(v).home.valid() || storing_tier(p_, value(v)).valid());
+  }
+  bool gathered(int32_t v) const {
+    return p_.graph->at(value(v).tensor).role == Role::kGathered;
+  }
+
+  // sqrt(n) of the values that could be brought back by running ops, evenly by production.
+  void choose_checkpoints() {
+    if (policy_ != Policy::kCheckpointBlocks) return;
+    std::vector<std::pair<int32_t, int32_t>> candidates;  // producer, value
+    for (size_t v = 0; v < p_.values.size(); ++v) {
+      const Value& x = p_.values[v];
+      const bool idles = x.touches.size() > 1 && x.touches.back() - x.producer > 2;
+      if (regenerable_[v] && idles) candidates.push_back({x.producer, static_cast<int32_t>(v)});
+    }
+    std::sort(candidates.begin(), candidates.end());
+    const size_t block = static_cast<size_t>(
+        std::max(1.0, std::round(std::sqrt(static_cast<double>(candidates.size())))));
+    for (size_t i = 0; i < candidates.size(); i += block) {
+      checkpoint_[static_cast<size_t>(candidates[i].second)] = true;
+    }
+  }
+
+  void push(ActionKind kind, int32_t before, int32_t v, TierId tier = TierId()) {
+    Action a;
+    a.kind = kind;
+    a.before = before;
+    a.value = v;
+    a.tier = tier;
+    s_.actions.push_back(a);
+  }
+
+  void enter() {
+    s_.at_entry.assign(p_.values.size(), false);
+    for (size_t i = 0; i < p_.values.size(); ++i) {
+      const int32_t v = static_cast<int32_t>(i);
+      const bool spilled = policy_ == Policy::kSpillEverything && movable(v) && !gathered(v) &&
+                           (p_.cyclic || value(v).home.valid());
+      copy_[i] = value(v).home;
+      if (value(v).producer >= 0) continue;
+      if (spilled) {
+        if (!copy_[i].valid()) copy_[i] = storing_tier(p_, value(v));
+        continue;
+      }
+      s_.at_entry[i] = here_[i] = true;
+      bytes_ += value(v).bytes;
+      if (moves()) idle_.insert({-next_touch(v, -1), v});
+    }
+  }
+
+  // The next touch after position k; the step's end when there is none.
+  int32_t next_touch(int32_t v, int32_t k) {
+    const auto& touches = value(v).touches;
+    size_t& i = next_[static_cast<size_t>(v)];
+    while (i < touches.size() && touches[i] <= k) ++i;
+    return i < touches.size() ? touches[i] : p_.size();
+  }
+
+  bool held_to_end(int32_t v) const {
+    return value(v).persistent || p_.graph->at(value(v).tensor).role == Role::kOutput;
+  }
+
+  void appear(int32_t v) {
+    if (here_[static_cast<size_t>(v)]) return;
+    here_[static_cast<size_t>(v)] = true;
+    bytes_ += value(v).bytes;
+  }
+  void vanish(int32_t v) {
+    if (!here_[static_cast<size_t>(v)]) return;
+    here_[static_cast<size_t>(v)] = false;
+    bytes_ -= value(v).bytes;
+  }
+
+  void evict(int32_t v, int32_t before) {
+    TierId& copy = copy_[static_cast<size_t>(v)];
+    if (!copy.valid()) {
+      copy = storing_tier(p_, value(v));
+      push(ActionKind::kStore, before, v, copy);
+    }
+    push(ActionKind::kDrop, before, v);
+    vanish(v);
+  }
+
+  Bytes missing_bytes(int32_t k) const {
+    Bytes bytes = p_.workspace[static_cast<size_t>(k)] + p_.fixed_bytes;
+    for (int32_t v : p_.reads[static_cast<size_t>(k)]) {
+      if (!here_[static_cast<size_t>(v)]) bytes += value(v).bytes;
+    }
+    for (int32_t v : p_.births[static_cast<size_t>(k)]) bytes += value(v).bytes;
+    return bytes;
+  }
+
+  void step(int32_t k) {
+    const size_t i = static_cast<size_t>(k);
+    touched_.clear();
+    touched_.insert(p_.reads[i].begin(), p_.reads[i].end());
+    if (moves()) make_room(k);
+    for (int32_t v : p_.reads[i]) bring(v, k);
+    for (int32_t v : p_.births[i]) appear(v);
+    for (TensorId t : p_.graph->at(p_.order[i]).updates) spoil(p_.value_of[t.index()]);
+    for (TensorId t : p_.graph->at(p_.order[i]).outputs) {
+      if (p_.value_of[t.index()] >= 0) spoil(p_.value_of[t.index()]);
+    }
+    for (const auto* list : {&p_.reads[i], &p_.births[i]}) {
+      for (int32_t v : *list) after_touch(v, k);
+    }
+  }
+
+  void spoil(int32_t v) {
+    if (!value(v).home.valid()) copy_[static_cast<size_t>(v)] = TierId();
+  }
+
+  void make_room(int32_t k) {
+    while (bytes_ + missing_bytes(k) > p_.budget && !idle_.empty()) {
+      const auto [key, v] = *idle_.begin();
+      idle_.erase(idle_.begin());
+      if (-key != next_touch(v, k - 1)) continue;  // used since
+      const bool stays = touched_.count(v) > 0 || !movable(v) || gathered(v);
+      if (here_[static_cast<size_t>(v)] && !stays) evict(v, k);
+    }
+  }
+
+  void bring(int32_t v, int32_t k) {
+    if (here_[static_cast<size_t>(v)]) return;
+    if (copy_[static_cast<size_t>(v)].valid()) {
+      push(ActionKind::kLoad, k, v, copy_[static_cast<size_t>(v)]);
+      appear(v);
+      return;
+    }
+    rerun(v, k);
+  }
+
+  // Runs again what leads to `v`, depth first with a stack of our own: chains are as long as the step.
+  void rerun(int32_t target, int32_t k) {
+    std::vector<int32_t> stack = {target};
+    while (!stack.empty()) {
+      const int32_t v = stack.back();
+      if (here_[static_cast<size_t>(v)]) {
+        stack.pop_back();
+        continue;
+      }
+      bool ready = true;
+      for (int32_t u : p_.reads[static_cast<size_t>(value(v).producer)]) {
+        if (here_[static_cast<size_t>(u)]) continue;
+        ready = false;
+        stack.push_back(u);
+      }
+      if (!ready) continue;
+      push(ActionKind::kRecompute, k, v);
+      appear(v);
+      brought_.push_back(v);
+      stack.pop_back();
+      if (++reruns_ > kMostReruns * static_cast<int64_t>(p_.size())) {
+        failure_ = text_of("runs more than %lld times as many ops",
+                           static_cast<long long>(kMostReruns));
+        return;
+      }
+    }
+  }
+
+  // May the policy give it up for its op to run again?
+  bool forgets(int32_t v) const {
+    return !moves() && regenerable_[static_cast<size_t>(v)] &&
+           !checkpoint_[static_cast<size_t>(v)];
+  }
+
+  // Values that can be brought back at any later time: what their ops read is never written again,
+  // and is persistent or can itself be brought back.
+  void find_regenerable() {
+    regenerable_.assign(p_.values.size(), false);
+    for (int32_t k = 0; k < p_.size(); ++k) {
+      for (int32_t v : p_.births[static_cast<size_t>(k)]) {
+        bool able = value(v).can_recompute;
+        for (int32_t u : p_.reads[static_cast<size_t>(k)]) {
+          const auto& writes = value(u).writes;
+          const bool same = writes.empty() || writes.back() <= k;
+          able = able && same && (value(u).persistent || regenerable_[static_cast<size_t>(u)]);
+        }
+        regenerable_[static_cast<size_t>(v)] = able;
+      }
+    }
+  }
+
+  void after_touch(int32_t v, int32_t k) {
+    const int32_t next = next_touch(v, k);
+    if (next >= p_.size() && !held_to_end(v)) {
+      vanish(v);
+    } else if (policy_ == Policy::kSpillEverything) {
+      if (movable(v) && !gathered(v) && !(next >= p_.size() && is_output(v))) evict(v, k + 1);
+    } else if (policy_ == Policy::kBelady) {
+      idle_.insert({-next, v});
+    } else if (forgets(v) && next > k + 1 && next < p_.size()) {
+      push(ActionKind::kDrop, k + 1, v);
+      vanish(v);
+    }
+    // Values that were only brought back on the way go with the position that wanted them.
+    for (int32_t u : brought_) {
+      const auto& touches = value(u).touches;
+      if (touches.back() >= k || !here_[static_cast<size_t>(u)]) continue;
+      push(ActionKind::kDrop, k + 1, u);
+      vanish(u);
+    }
+    brought_.clear();
+  }
+
+  bool is_output(int32_t v) const {
+    return p_.graph->at(value(v).tensor).role == Role::kOutput;
+  }
+
+  // What must be on the device at exit is loaded, what a cycle begins without is dropped.
+  void exit() {
+    for (size_t i = 0; i < p_.values.size(); ++i) {
+      const int32_t v = static_cast<int32_t>(i);
+      const bool wanted = (p_.cyclic && s_.at_entry[i]) || (is_output(v) && value(v).producer >= 0);
+      if (wanted && !here_[i] && copy_[i].valid()) push(ActionKind::kLoad, p_.size(), v, copy_[i]);
+      if (p_.cyclic && value(v).persistent && !s_.at_entry[i] && here_[i]) evict(v, p_.size());
+    }
+  }
+
+  const Problem& p_;
+  const Policy policy_;
+  Schedule s_;
+  std::vector<bool> here_;          // by value: on the device
+  std::vector<TierId> copy_;        // by value: where a valid copy is
+  std::vector<size_t> next_;        // by value: index of its next touch
+  std::vector<bool> checkpoint_;    // by value: kept
+  std::vector<bool> regenerable_;   // by value
+  std::set<std::pair<int32_t, int32_t>> idle_;  // (-next touch, value); may be out of date
+  std::set<int32_t> touched_;       // by the position at hand
+  std::vector<int32_t> brought_;
+  Bytes bytes_ = 0;                 // on the device, constants apart
+  int64_t reruns_ = 0;
+  std::string failure_;
+};
+
+}  // namespace
+
+const char* name_of(Policy policy) { return kNames[static_cast<size_t>(policy)]; }
+
+PolicySchedule run_policy(const Problem& problem, Policy policy) {
+  switch (policy) {
+    case Policy::kKeepEverything:
+    case Policy::kOffloadByDistance:
+    case Policy::kOffloadAtPeak:
+    case Policy::kLargestFirstSynchronous:
+    case Policy::kFifoConstantBandwidth: return GapPolicy(problem, policy).run();
+    default: return OnDemand(problem, policy).run();
+  }
+}
+
+}  // namespace headrace::plan
