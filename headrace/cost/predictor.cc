@@ -9,6 +9,9 @@ namespace {
 
 using Features = std::array<double, kKernelFeatures>;
 constexpr int kSweeps = 2000;  // of coordinate descent; most fits settle in tens
+// The part of a kernel's time that does not grow with size is its launch: 10 to 30 us where measured.
+// Without this limit kernels of one large size alone would seem to take as long at any size.
+constexpr double kMostConstantSeconds = 20e-6;
 
 Features features_of(const KernelWork& w) {
   return {1.0, w.traffic, w.output_bytes, w.flops, w.volume};
@@ -18,9 +21,10 @@ double dot(const Features& a, const Features& b) {
   return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
 }
 
-// Weights w >= 0 that minimise the mean of (x.w / y - 1)^2 + ridge |w scaled|^2, where each feature is
-// scaled to a mean square of one.
-Features fit(const std::vector<Features>& x, const std::vector<double>& y, double ridge) {
+// Weights w >= 0, the first at most `most_constant`, that minimise the mean of
+// (x.w / y - 1)^2 + ridge |w scaled|^2, where each feature is scaled to a mean square of one.
+Features fit(const std::vector<Features>& x, const std::vector<double>& y, double most_constant,
+             double ridge) {
   const double n = static_cast<double>(x.size());
   Features scale{};
   std::vector<Features> a(x.size());
@@ -48,7 +52,8 @@ Features fit(const std::vector<Features>& x, const std::vector<double>& y, doubl
     for (size_t f = 0; f < kKernelFeatures; ++f) {
       if (scale[f] == 0) continue;
       const double rest = target[f] - dot(gram[f], v) + gram[f][f] * v[f];
-      const double next = std::max(0.0, rest / (gram[f][f] + ridge));
+      const double most = f == 0 ? most_constant * scale[f] : HUGE_VAL;
+      const double next = std::clamp(rest / (gram[f][f] + ridge), 0.0, most);
       moved = std::max(moved, std::abs(next - v[f]));
       v[f] = next;
     }
@@ -69,7 +74,7 @@ KernelModel fit_kernel(const std::vector<const KernelSample*>& samples, double r
     y.push_back(s->seconds);
   }
   model.samples = static_cast<int64_t>(samples.size());
-  if (!x.empty()) model.seconds = fit(x, y, ridge);
+  if (!x.empty()) model.seconds = fit(x, y, kMostConstantSeconds, ridge);
   x.clear();
   y.clear();
   for (const KernelSample* s : samples) {
@@ -77,7 +82,7 @@ KernelModel fit_kernel(const std::vector<const KernelSample*>& samples, double r
     x.push_back(features_of(s->work));
     y.push_back(static_cast<double>(s->workspace));
   }
-  if (!x.empty()) model.workspace = fit(x, y, ridge);
+  if (!x.empty()) model.workspace = fit(x, y, HUGE_VAL, ridge);
   return model;
 }
 

@@ -29,7 +29,7 @@ struct KernelSample {
 // The kKernel ops of `graph` that have been measured.
 std::vector<KernelSample> samples_of(const Graph& graph);
 
-constexpr double kDefaultRidge = 1e-4;
+constexpr double kDefaultRidge = 1e-6;
 // The models of the kernels that `samples` name, for Machine::kernels. Deterministic.
 std::map<std::string, KernelModel> train_kernels(const std::vector<KernelSample>& samples,
                                                  double ridge = kDefaultRidge);
