@@ -7,10 +7,9 @@
 namespace headrace::plan {
 namespace {
 
-// Extents that files are read into start on a page; so do all slots of the tier of files.
+// Extents that files are read into start on a page.
 Bytes alignment_of(const Problem& p, const Draft& d, TierId tier) {
-  if (tier != kDevice) return tier == p.source_tier && p.machine->tiers[tier.index()].name == "file"
-                                  ? kPage : kLine;
+  if (tier != kDevice) return kLine;
   for (const Residency& r : d.program.residencies) {
     if (!r.tensor.valid()) continue;
     const Role role = p.graph->at(r.tensor).role;

@@ -126,7 +126,7 @@ class GapPolicy {
   // Sweeps the positions; where one is over the budget, the largest idle there leave.
   void at_peak() {
     const int32_t n = p_.size();
-    std::vector<std::vector<size_t>> starts(static_cast<size_t>(n)), ends(starts);
+    std::vector<std::vector<size_t>> starts(static_cast<size_t>(n) + 1), ends(starts);
     std::set<std::pair<Bytes, size_t>> idle;  // (-bytes, gap)
     const auto key = [&](size_t g) {
       return std::pair(-p_.values[static_cast<size_t>(gaps_[g].value)].bytes, g);

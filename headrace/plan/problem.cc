@@ -2,7 +2,6 @@
 #include "headrace/plan/problem.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace headrace::plan {
 namespace {
@@ -219,29 +218,9 @@ Status check_rule(const Workload& w, const Machine& machine, const PlacementRule
   return {};
 }
 
-Status check_machine(const Machine& m) {
-  if (m.tiers.empty()) return error(Code::kBadFile, "machine '%s' has no device", m.name.c_str());
-  for (size_t i = 1; i < m.tiers.size(); ++i) {
-    const TierInfo& t = m.tiers[i];
-    const bool good = std::isfinite(t.load_bytes_per_s) && t.load_bytes_per_s > 0 &&
-                      std::isfinite(t.store_bytes_per_s) && t.store_bytes_per_s >= 0 &&
-                      t.latency_ns >= 0 && t.capacity >= 0;
-    if (!good) {
-      return error(Code::kBadFile, "machine '%s': tier '%s' loads %g bytes/s, stores %g bytes/s, "
-                   "latency %lld ns, capacity %lld: impossible", m.name.c_str(), t.name.c_str(),
-                   t.load_bytes_per_s, t.store_bytes_per_s, static_cast<long long>(t.latency_ns),
-                   static_cast<long long>(t.capacity));
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 TierId source_tier(const Machine& machine) {
-  for (size_t t = 1; t < machine.tiers.size(); ++t) {
-    if (machine.tiers[t].name == "file") return TierId(static_cast<int64_t>(t));
-  }
   return machine.tiers.size() > 1 ? TierId(1) : TierId();
 }
 
@@ -258,7 +237,7 @@ Status check_request(const StepRequest& request) {
                  w.graph.name.c_str(), w.graph.ops.size(), kMostOps);
   }
   HR_TRY(verify(w.graph));
-  HR_TRY(check_machine(*request.machine));
+  HR_TRY(verify(*request.machine));
   for (const Op& op : w.graph.ops) {
     const double seconds = op.attr(Attr::kSeconds);
     if (!(seconds >= 0) || seconds > 1e6) {

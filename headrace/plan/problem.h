@@ -59,7 +59,7 @@ constexpr size_t kMostOps = 2'000'000;
 // kUsage for rules that contradict each other or name what does not exist.
 Status check_request(const StepRequest& request);
 
-// The tier that holds files: the one named "file", else the first after the device.
+// The tier that weights are loaded from: the first after the device (machine.h).
 TierId source_tier(const Machine& machine);
 
 // The graph's own order.

@@ -1,0 +1,176 @@
+// How one problem becomes candidates: by the planner's placement and by the policies.
+#include "headrace/plan/step_pipeline.h"
+
+#include <algorithm>
+
+#include "headrace/plan/emit_step.h"
+#include "headrace/plan/placement.h"
+#include "headrace/sim/simulate.h"
+
+namespace headrace::plan {
+namespace {
+
+// Search nodes of the allocator: what a plan of 1,000 positions can afford, less for longer ones.
+int64_t search_nodes(const Problem& p) {
+  return 2'000'000 / std::max<int64_t>(1, p.size() / 100 + 1);
+}
+
+Bytes peak_of(const std::vector<Bytes>& profile) {
+  return profile.empty() ? 0 : *std::max_element(profile.begin(), profile.end());
+}
+
+}  // namespace
+
+void Portfolio::offer(Candidate candidate) {
+  // Another order by the same policy is the same line for people: the better one stands.
+  auto same = std::find_if(considered_.begin(), considered_.end(),
+                           [&](const Considered& c) { return c.policy == candidate.policy; });
+  Considered now{candidate.policy, true, candidate.trace.total_ns,
+                 candidate.program.arena_bytes};
+  if (same == considered_.end()) {
+    considered_.push_back(now);
+  } else if (!same->fits || now.predicted_ns < same->predicted_ns) {
+    *same = now;
+  }
+  if (!found() || candidate.trace.total_ns < best_.trace.total_ns) best_ = std::move(candidate);
+}
+
+void Portfolio::note(const std::string& policy, bool fits, Nanos at_least, Bytes peak) {
+  for (const Considered& c : considered_) {
+    if (c.policy == policy) return;
+  }
+  considered_.push_back({policy, fits, at_least, peak});
+}
+
+void Portfolio::count(const std::string& pass, int64_t work) {
+  for (PassTime& p : passes_) {
+    if (p.pass == pass) {
+      p.work += work;
+      return;
+    }
+  }
+  passes_.push_back({pass, work});
+}
+
+StepPlan Portfolio::finish(const Problem& problem) {
+  StepPlan plan;
+  plan.choices = choices_of(best_.program, best_.trace, best_.alternatives);
+  plan.program = std::move(best_.program);
+  plan.predicted = std::move(best_.trace);
+  plan.portfolio = std::move(considered_);
+  plan.passes = std::move(passes_);
+  plan.unconstrained_peak_bytes = peak_of(resident_profile(problem));
+  return plan;
+}
+
+Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio) {
+  Problem p = problem;
+  Machine machine = *problem.machine;
+  p.machine = &machine;
+  PlaceOptions options;
+  options.recompute = problem.request->recompute;
+  options.improve = problem.request->goal != Goal::kFit;
+  for (int round = 0; round < kMostRounds; ++round) {
+    HR_ASSIGN(Placement placement, place(p, options));
+    portfolio.count("placement", placement.work);
+    if (!placement.fits) {
+      portfolio.note(name, false, 0, p.budget + placement.missing_bytes);
+      return {};
+    }
+    EmitOptions emit;
+    emit.search_nodes = search_nodes(p);
+    HR_ASSIGN(Emitted e, emit_step(p, placement.schedule, emit));
+    portfolio.count("offsets", e.search_nodes + static_cast<int64_t>(e.program.residencies.size()));
+    if (e.excess == 0) {
+      for (size_t t = 1; t < e.program.tiers.size(); ++t) {
+        e.program.tiers[t].capacity = problem.machine->tiers[t].capacity;
+      }
+      Candidate c;
+      c.policy = name;
+      c.trace = simulate(e.program);
+      c.program = std::move(e.program);
+      c.alternatives = std::move(placement.schedule.choices);
+      portfolio.count("simulate", static_cast<int64_t>(c.program.instrs.size()));
+      portfolio.offer(std::move(c));
+      return {};
+    }
+    // The offsets need more than the live bytes: placement gets that much less.
+    portfolio.count("rounds", 1);
+    if (e.excess_tier == kDevice) {
+      p.budget -= e.excess;
+    } else {
+      Bytes& capacity = machine.tiers[e.excess_tier.index()].capacity;
+      capacity = std::max<Bytes>(1, capacity - e.excess);
+    }
+    portfolio.note(name, false, 0, problem.request->budget + e.excess);
+  }
+  return {};
+}
+
+namespace {
+
+// Emits a policy's schedule in full and offers it when it fits.
+Status offer_schedule(const Problem& p, const std::string& name, PolicySchedule s,
+                      Portfolio& portfolio) {
+  EmitOptions emit;
+  emit.search_nodes = search_nodes(p) / 4;
+  HR_ASSIGN(Emitted e, emit_step(p, s.schedule, emit));
+  portfolio.count("offsets", e.search_nodes + static_cast<int64_t>(e.program.residencies.size()));
+  if (e.excess > 0) {
+    portfolio.note(name, false, 0, p.request->budget + e.excess);
+    return {};
+  }
+  Candidate c;
+  c.policy = name;
+  c.trace = simulate(e.program);
+  c.program = std::move(e.program);
+  portfolio.count("simulate", static_cast<int64_t>(c.program.instrs.size()));
+  if (check_rules(*p.request->workload, c.program).ok()) {
+    portfolio.offer(std::move(c));
+  } else {
+    portfolio.note(name, false, 0, s.peak_bytes);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status plan_by_policy(const Problem& p, Policy policy, Portfolio& portfolio) {
+  PolicySchedule s = run_policy(p, policy);
+  portfolio.count("policies", s.work);
+  if (!s.fits) {
+    portfolio.note(name_of(policy), false, 0, s.peak_bytes);
+    return {};
+  }
+  return offer_schedule(p, name_of(policy), std::move(s), portfolio);
+}
+
+Status plan_by_policies(const Problem& p, Portfolio& portfolio) {
+  for (int i = 0; i < kPolicyCount; ++i) {
+    const Policy policy = static_cast<Policy>(i);
+    if (!p.request->recompute && (policy == Policy::kCheckpointBlocks ||
+                                  policy == Policy::kRecomputeEverything)) {
+      continue;
+    }
+    PolicySchedule s = run_policy(p, policy);
+    portfolio.count("policies", s.work);
+    if (!s.fits) {
+      portfolio.note(name_of(policy), false, 0, s.peak_bytes);
+      continue;
+    }
+    if (portfolio.found()) {
+      // Without offsets nobody waits for bytes: a time that the policy cannot beat.
+      HR_ASSIGN(Draft draft, walk_schedule(p, s.schedule));
+      const Nanos at_least = simulate(draft.program).total_ns;
+      portfolio.count("simulate", static_cast<int64_t>(draft.program.instrs.size()));
+      if (at_least >= portfolio.best().trace.total_ns) {
+        portfolio.note(name_of(policy), true, at_least, s.peak_bytes);
+        continue;
+      }
+    }
+    HR_TRY(offer_schedule(p, name_of(policy), std::move(s), portfolio));
+  }
+  return {};
+}
+
+}  // namespace headrace::plan

@@ -1,0 +1,231 @@
+// plan_step: the list of passes. Read this first.
+#include "headrace/plan/step_plan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "headrace/plan/bounds.h"
+#include "headrace/plan/plan.h"
+#include "headrace/plan/step_pipeline.h"
+#include "headrace/sim/simulate.h"
+
+namespace headrace {
+
+const char* name_of(Way way) {
+  static constexpr std::array<const char*, 5> kNames = {"keep", "move", "recompute", "compress",
+                                                        "move compressed"};
+  return kNames[static_cast<size_t>(way)];
+}
+
+namespace plan {
+namespace {
+
+constexpr size_t kMostOrders = 2;       // orders that placement is run for
+constexpr int kBoundIterations = 150;   // of the dual ascent, at 1,000 positions
+constexpr int kLeastBudgetSteps = 12;   // halvings in the search for the least budget
+
+// A cyclic plan for read-only weights of a model's graph is known to be optimal (plan.h).
+Status offer_cyclic(const Problem& p, Portfolio& portfolio) {
+  const StepRequest& r = *p.request;
+  const bool weights = std::any_of(p.values.begin(), p.values.end(), [&](const Value& v) {
+    return p.graph->at(v.tensor).role == Role::kWeight;
+  });
+  const bool kernels = std::any_of(p.graph->ops.begin(), p.graph->ops.end(), [](const Op& op) {
+    return op.kind == OpKind::kKernel;
+  });
+  const bool state_written = p.order != program_order(*p.graph);
+  if (!p.cyclic || !weights || kernels || state_written || !r.workload->rules.empty()) return {};
+  PlanRequest request;
+  request.name = r.name;
+  request.graph = std::shared_ptr<const Graph>(r.workload, &r.workload->graph);
+  request.machine = r.machine;
+  request.arena_bytes = r.budget;
+  request.cost = r.cost;
+  auto program = plan_cyclic(request);
+  if (!program.ok()) {
+    if (program.status().code() != Code::kDoesNotFit) return program.status();
+    portfolio.note("cyclic weights", false, 0, least_arena_bytes(*p.graph));
+    return {};
+  }
+  Candidate c;
+  c.policy = "cyclic weights";
+  c.program = std::move(program).value();
+  c.trace = simulate(c.program);
+  portfolio.offer(std::move(c));
+  return {};
+}
+
+// A plan made for less memory or a slower link still runs: its costs are those of this machine now.
+Status offer_inherited(const Problem& p, Portfolio& portfolio) {
+  const Program* old = p.request->inherit;
+  if (old == nullptr) return {};
+  const char* name = "inherited";
+  const bool same = old->graph != nullptr && old->cyclic == p.cyclic &&
+                    old->tiers.size() == p.machine->tiers.size() &&
+                    fingerprint(*old->graph) == fingerprint(*p.graph);
+  if (!same) {
+    return error(Code::kUsage, "the plan to inherit from ('%s') is of another step, or of a machine "
+                 "with other tiers", old->name.c_str());
+  }
+  if (old->arena_bytes > p.request->budget) {
+    portfolio.note(name, false, 0, old->arena_bytes);
+    return {};
+  }
+  Candidate c;
+  c.policy = name;
+  c.program = *old;
+  c.program.name = p.request->name;
+  c.program.graph = std::shared_ptr<const Graph>(p.request->workload, &p.request->workload->graph);
+  c.program.machine = p.machine->name;
+  c.program.tiers = p.machine->tiers;
+  c.program.tiers[0].capacity = p.request->budget;
+  for (const Residency& r : c.program.residencies) {
+    const Bytes capacity = c.program.tiers[r.tier.index()].capacity;
+    if (r.tier == kDevice || capacity <= 0 || r.offset + r.bytes <= capacity) continue;
+    portfolio.note(name, false, 0, old->arena_bytes);
+    return {};
+  }
+  std::vector<Nanos> cost(p.graph->ops.size(), 0);
+  for (size_t k = 0; k < p.order.size(); ++k) cost[p.order[k].index()] = p.cost[k];
+  for (Instr& i : c.program.instrs) {
+    if (i.kind == InstrKind::kCompute) i.cost_ns = cost[i.op.index()];
+    if (is_transfer(i.kind)) i.stream = link_stream(c.program.tiers, i.tier, i.kind);
+  }
+  for (size_t t = 1; t < old->tiers.size(); ++t) {
+    // Other streams would need other waits.
+    const bool links = old->tiers[t].duplex == c.program.tiers[t].duplex &&
+                       old->tiers[t].group == c.program.tiers[t].group;
+    if (links) continue;
+    portfolio.note(name, false, 0, old->arena_bytes);
+    return {};
+  }
+  if (!check_rules(*p.request->workload, c.program).ok()) {
+    portfolio.note(name, false, 0, old->arena_bytes);
+    return {};
+  }
+  c.trace = simulate(c.program);
+  portfolio.offer(std::move(c));
+  return {};
+}
+
+// Everything that is tried for one order. `main`: the first order, for which the policies run too.
+Status plan_order(const Problem& p, const std::string& name, bool main, Portfolio& portfolio) {
+  const bool fit_only = p.request->goal == Goal::kFit;
+  if (main) {
+    HR_TRY(offer_inherited(p, portfolio));
+    HR_TRY(plan_by_policy(p, Policy::kKeepEverything, portfolio));
+    // Nothing is faster than every op once without a wait.
+    Nanos compute = 0;
+    for (Nanos c : p.cost) compute += c;
+    if (portfolio.found() && (fit_only || portfolio.best().trace.total_ns <= compute)) return {};
+    HR_TRY(offer_cyclic(p, portfolio));
+    if (portfolio.found() && fit_only) return {};
+  }
+  HR_TRY(plan_by_placement(p, name, portfolio));
+  if (portfolio.found() && fit_only) return {};
+  if (main) HR_TRY(plan_by_policies(p, portfolio));
+  return {};
+}
+
+// All orders. The Problem of the best plan is the last of the result.
+struct Attempt {
+  std::vector<Problem> problems;
+  size_t best = 0;
+  Portfolio portfolio;
+};
+
+Status attempt(const StepRequest& request, const std::vector<OrderChoice>& orders, Attempt& a) {
+  a.problems.reserve(orders.size());
+  for (size_t i = 0; i < orders.size(); ++i) {
+    HR_ASSIGN(Problem p, make_problem(request, orders[i].order));
+    a.problems.push_back(std::move(p));
+    const Nanos before = a.portfolio.found() ? a.portfolio.best().trace.total_ns : -1;
+    const std::string name = i == 0 ? "planner" : "planner, " + orders[i].name;
+    HR_TRY(plan_order(a.problems.back(), name, i == 0, a.portfolio));
+    const bool better = a.portfolio.found() && (before < 0 ||
+                                                a.portfolio.best().trace.total_ns < before);
+    if (better) a.best = i;
+    if (a.portfolio.found() && request.goal == Goal::kFit) break;
+    Nanos compute = 0;
+    for (Nanos c : a.problems.back().cost) compute += c;
+    if (a.portfolio.found() && a.portfolio.best().trace.total_ns <= compute) break;
+  }
+  return {};
+}
+
+// Does any plan fit in `budget`?
+Result<bool> fits(StepRequest request, Bytes budget, const std::vector<OrderChoice>& orders) {
+  request.budget = budget;
+  request.goal = request.goal == Goal::kLatency ? Goal::kFit : request.goal;
+  request.inherit = nullptr;
+  Attempt a;
+  HR_TRY(attempt(request, orders, a));
+  return a.portfolio.found();
+}
+
+// The least budget that is known to succeed: from what is needed at one time upwards, by doubling the
+// step and then by halving it.
+Result<Bytes> least_budget(const StepRequest& request, const std::vector<OrderChoice>& orders,
+                           Bytes floor, Bytes ceiling) {
+  Bytes low = std::max(floor, request.budget + 1);  // tried first, then known to fail
+  HR_ASSIGN(bool good, fits(request, low, orders));
+  if (good) return low;
+  Bytes step = std::max<Bytes>(kPage, low / 256), high = low;
+  while (!good) {
+    low = high;
+    high = low + step;
+    step *= 2;
+    if (low > 4 * ceiling) return Bytes{0};
+    HR_ASSIGN(good, fits(request, high, orders));
+  }
+  const int steps = request.workload->graph.ops.size() > 20000 ? 3 : kLeastBudgetSteps;
+  for (int i = 0; i < steps && high - low > kLine; ++i) {
+    const Bytes mid = low + (high - low) / 2;
+    HR_ASSIGN(const bool fit, fits(request, mid, orders));
+    (fit ? high : low) = mid;
+  }
+  return high;
+}
+
+Result<StepResult> infeasible(const StepRequest& request, const std::vector<OrderChoice>& orders) {
+  HR_ASSIGN(const Problem p, make_problem(request, orders[0].order));
+  Need need = irreducible(p);
+  const std::vector<Bytes> kept = resident_profile(p);
+  Bytes ceiling = need.bytes;
+  for (Bytes b : kept) ceiling = std::max(ceiling, b);
+  HR_ASSIGN(const Bytes least, least_budget(request, orders, need.bytes, ceiling));
+  return StepResult(explain_infeasible(p, need, least));
+}
+
+int bound_iterations(int32_t positions) {
+  return static_cast<int>(std::clamp<int64_t>(
+      static_cast<int64_t>(kBoundIterations) * 1000 / std::max(1, positions), 5,
+      2 * kBoundIterations));
+}
+
+}  // namespace
+}  // namespace plan
+
+Result<StepResult> plan_step(const StepRequest& request) {
+  using namespace plan;
+  HR_TRY(check_request(request));
+  const Graph& graph = request.workload->graph;
+  if (graph.ops.empty()) {
+    return error(Code::kUsage, "'%s' has no ops: there is nothing to plan", graph.name.c_str());
+  }
+  const std::vector<OrderChoice> orders = choose_orders(request, kMostOrders);
+  Attempt a;
+  for (const OrderChoice& o : orders) a.portfolio.count("order", o.work);
+  HR_TRY(attempt(request, orders, a));
+  if (!a.portfolio.found()) return infeasible(request, orders);
+  const Problem& p = a.problems[a.best];
+  HR_TRY(check_rules(*request.workload, a.portfolio.best().program));
+  const int iterations = bound_iterations(p.size());
+  const Bound bound = lower_bound(p, iterations, a.portfolio.best().trace.total_ns);
+  a.portfolio.count("bound", iterations);
+  StepPlan plan = a.portfolio.finish(p);
+  plan.bound = bound;
+  return StepResult(std::move(plan));
+}
+
+}  // namespace headrace
