@@ -38,6 +38,8 @@ struct Life {
   int32_t entry_block = kNone;       // cyclic: of what was there at entry, on the device
   int32_t entry_copy_block = kNone;  // and in another tier
   TierId entry_copy_tier;
+  Codec entry_copy_codec = Codec::kNone;
+  bool written = false;              // in this step
   Moment last_use;
   // Cyclic: steps that use what came in over the entry, on the device and in another tier.
   std::vector<int32_t> entry_users, entry_copy_users;
@@ -229,10 +231,10 @@ class Walker {
     life(v).entry_block = f.block;
   }
 
-  // Not on the device at entry of a cycle, and no home: it comes from where the last cycle left it.
+  // A cycle finds copies where the last one left them; which, its first load says.
   Form* entry_copy(int32_t v, TierId tier, Codec codec) {
     Life& l = life(v);
-    const bool possible = p_.cyclic && value(v).persistent && !at_entry(v) &&
+    const bool possible = p_.cyclic && value(v).persistent && !l.written &&
                           !l.entry_copy_tier.valid() && l.copies.empty();
     if (!possible) return nullptr;
     Form& f = form(l.copies, tier, codec);
@@ -240,6 +242,7 @@ class Walker {
     add_piece(v, f, 0, form_bytes(v, codec), kEntry.value, kNone);
     l.entry_copy_block = f.block;
     l.entry_copy_tier = tier;
+    l.entry_copy_codec = codec;
     return &f;
   }
 
@@ -272,11 +275,12 @@ class Walker {
       }
       plain = nullptr;
     }
-    bool safe = home || whole(v, plain);
+    // The copy that the next cycle begins with; else, when nothing else is left, any.
+    const bool promised = l.entry_copy_tier.valid();
+    bool safe = !promised && (home || whole(v, plain));
     for (Form& f : l.copies) {
-      const bool needed = !safe && !home && whole(v, &f) &&
-                          (!l.entry_copy_tier.valid() || f.tier == l.entry_copy_tier);
-      if (!needed) {
+      const bool same = f.tier == l.entry_copy_tier && f.codec == l.entry_copy_codec;
+      if (safe || !whole(v, &f) || (promised && !same)) {
         close_copy(f);
         continue;
       }
@@ -545,6 +549,7 @@ class Walker {
   // What the op wrote makes copies stale.
   void spoil(int32_t v) {
     Life& l = life(v);
+    l.written = true;
     for (Form& f : l.copies) close_copy(f);
     l.copies.clear();
     for (Form& f : l.forms) {
