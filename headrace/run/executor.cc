@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "headrace/base/system.h"
 #include "headrace/run/executor_state.h"
 
 namespace headrace {
@@ -11,226 +10,228 @@ namespace {
 // One run of one Program.
 class Run {
  public:
-  Run(Executor::Moved& moved, std::vector<Held>& held, Prepared& p, const StepRows& rows,
-      Trace* trace)
-      : moved_(moved), held_(held), p_(p), rows_(rows), trace_(trace), start_(monotonic_ns()) {
-    if (trace_ == nullptr) return;
-    trace_->records.assign(p.program.instrs.size(), TraceRecord());
-    trace_->stall_ns = trace_->loaded_bytes = trace_->gathered_bytes = trace_->stored_bytes = 0;
-  }
-
-  Status compute(ExecutorState& state, const ComputeStep& c, size_t step) {
-    const Nanos begin = monotonic_ns();
-    Nanos ready = begin;
-    bool waited = false;
-    for (size_t k = 0; k < c.weights.size(); ++k) {
-      Held& h = held_[static_cast<size_t>(c.weights[k])];
-      HR_CHECK(h.here, "a weight is used before its load was issued");
-      if (h.pending.value == 0) continue;
-      Status arrived = state.wait(h);
-      if (!arrived.ok()) return arrived.within("load of '" + weight_name(*c.op, k) + "'");
-      waited = true;
-      if (trace_ != nullptr && h.record >= 0) {
-        trace_->records[static_cast<size_t>(h.record)].end_ns = monotonic_ns() - start_;
-      }
-    }
-    if (c.gathered) {
-      Status arrived = state.wait_gathers();
-      if (!arrived.ok()) {
-        return arrived.within("rows of '" + p_.program.graph->at(c.op->inputs[0]).name + "'");
-      }
-      waited = true;
-    }
-    if (waited) {
-      ready = monotonic_ns();
-      moved_.load_wait_ns += ready - begin;
-    }
-    const OpContext context{*p_.program.graph, *c.op, c.inputs, c.outputs, c.updates,
-                            c.workspace,       rows_, state.pool};
-    c.kernel(context);
+  Run(ExecutorState& state, const PreparedProgram& p, const StepRows& rows, Trace* trace)
+      : state_(state), p_(p), rows_(rows), trace_(trace), clock_(*state.options.clock),
+        start_(clock_.now()) {
     if (trace_ != nullptr) {
-      TraceRecord& r = trace_->records[step];
-      r.stall_ns = ready - begin;
-      r.begin_ns = ready - start_;
-      r.end_ns = monotonic_ns() - start_;
-      trace_->stall_ns += r.stall_ns;
+      trace_->records.assign(p.program.instrs.size(), TraceRecord());
+      trace_->stall_ns = trace_->loaded_bytes = trace_->gathered_bytes = trace_->stored_bytes = 0;
     }
-    for (Tier* tier : state.tiers) {
-      if (tier != nullptr) tier->poll();
+    state_.transfers.begin_run(trace, &rows_, start_);
+  }
+  ~Run() { state_.transfers.end_run(); }
+
+  Status walk(const std::atomic<bool>* cancel) {
+    for (size_t s = 0; s < p_.program.instrs.size(); ++s) {
+      if (!p_.freed.empty()) poison(s);
+      const Instr& i = p_.program.instrs[s];
+      const bool compute = i.kind == InstrKind::kCompute;
+      if (compute && cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
+        return error(Code::kCancelled, "stopped on request");
+      }
+      Status status = step(s, i);
+      if (!status.ok()) {
+        const Graph& g = *p_.program.graph;
+        return status.within("at " + (compute ? g.at(i.op).name : g.at(i.tensor).name));
+      }
     }
+    if (trace_ != nullptr) trace_->total_ns = clock_.now() - start_;
     return {};
-  }
-
-  Status load(ExecutorState& state, const Instr& i, const TransferStep& t, size_t step) {
-    Held& h = held_[static_cast<size_t>(t.held)];
-    HR_CHECK(!h.here, "a load of what is held already");
-    HR_ASSIGN(h.pending, state.tiers[i.tier.index()]->load(t.from, t.to));
-    h.here = true;
-    h.tier = i.tier.value;
-    h.offset = t.to.data() - state.arena.base();
-    h.record = static_cast<int32_t>(step);
-    moved_.loaded += t.from.bytes;
-    note_transfer(step, t.from.bytes);
-    if (trace_ != nullptr) trace_->loaded_bytes += t.from.bytes;
-    return {};
-  }
-
-  // Each row's page-rounded superset, see gathered_row_stride.
-  Status gather(ExecutorState& state, const Instr& i, const TransferStep& t, size_t step) {
-    const Tensor& table = *t.tensor;
-    const Bytes stride = gathered_row_stride(table);
-    const Bytes width = row_bytes(table.dtype, table.cols);
-    Bytes total = 0;
-    state.gather_tier = i.tier.value;
-    for (int64_t r = 0; r < rows_.rows(); ++r) {
-      FileExtent row = table.source;
-      row.offset += rows_.tokens[static_cast<size_t>(r)] * width;
-      row.bytes = width;
-      const LoadExtent e = load_extent(row);
-      const TierExtent from{row.file, e.offset, e.bytes};
-      const std::span<std::byte> to =
-          t.to.subspan(static_cast<size_t>(r * stride), static_cast<size_t>(e.bytes));
-      HR_ASSIGN(const Ticket ticket, state.tiers[i.tier.index()]->load(from, to));
-      state.gathers.push_back(ticket);
-      total += e.bytes;
-    }
-    moved_.gathered += total;
-    note_transfer(step, total);
-    if (trace_ != nullptr) trace_->gathered_bytes += total;
-    return {};
-  }
-
-  Status detach(ExecutorState& state, const TransferStep& t) {
-    Held& h = held_[static_cast<size_t>(t.held)];
-    HR_TRY(state.wait(h));
-    h.here = false;
-    h.record = -1;
-    return {};
-  }
-
-  void finish() {
-    if (trace_ != nullptr) trace_->total_ns = monotonic_ns() - start_;
-    for (Held& h : held_) h.record = -1;
   }
 
  private:
-  // The k-th weight among the inputs.
-  const std::string& weight_name(const Op& op, size_t k) const {
-    const Graph& g = *p_.program.graph;
-    for (TensorId t : op.inputs) {
-      if (t.valid() && g.at(t).role == Role::kWeight && k-- == 0) return g.at(t).name;
+  Status step(size_t s, const Instr& i) {
+    const int32_t at = p_.index[s];
+    switch (i.kind) {
+      case InstrKind::kCompute: return compute(p_.computes[static_cast<size_t>(at)], s, i);
+      case InstrKind::kEncode:
+      case InstrKind::kDecode: return code(p_.codecs[static_cast<size_t>(at)], s, i);
+      case InstrKind::kDetach:
+        return at >= 0 && !state_.carried.empty() ? state_.arrive(at) : Status();
+      case InstrKind::kLoad:
+      case InstrKind::kStore:
+      case InstrKind::kGather: break;
     }
-    HR_CHECK(false, "a weight that the op does not have");
+    HR_ASSIGN(const Bytes bytes, state_.transfers.issue(static_cast<int32_t>(s)));
+    count(i.kind, bytes);
+    return {};
   }
 
-  void note_transfer(size_t step, Bytes bytes) {
+  void count(InstrKind kind, Bytes bytes) {
+    const bool load = kind == InstrKind::kLoad, store = kind == InstrKind::kStore;
+    Executor::Moved& m = state_.moved;
+    (load ? m.loaded : store ? m.stored : m.gathered) += bytes;
     if (trace_ == nullptr) return;
-    TraceRecord& r = trace_->records[step];
-    r.begin_ns = r.end_ns = monotonic_ns() - start_;
-    r.bytes = bytes;
+    (load    ? trace_->loaded_bytes
+     : store ? trace_->stored_bytes
+             : trace_->gathered_bytes) += bytes;
   }
 
-  Executor::Moved& moved_;
-  std::vector<Held>& held_;
-  Prepared& p_;
+  Status compute(const ComputeStep& c, size_t s, const Instr& i) {
+    const Nanos begin = clock_.now();
+    if (!state_.carried.empty()) {
+      for (HeldId w : c.weights) HR_TRY(arrive(w));
+    }
+    HR_ASSIGN(const Nanos ready, wait_for(c.waits, begin));
+    const OpContext context{*p_.program.graph, *c.op, c.inputs, c.outputs, c.updates,
+                            c.workspace,       rows_, state_.pool};
+    c.kernel(context);
+    return done(s, i, begin, ready);
+  }
+
+  Status code(const CodecStep& c, size_t s, const Instr& i) {
+    const Nanos begin = clock_.now();
+    HR_ASSIGN(const Nanos ready, wait_for(c.waits, begin));
+    if (c.encodes) {
+      encode(c.codec, c.plain, c.encoded, p_.scratch.get(), state_.pool);
+    } else {
+      HR_TRY(decode(c.codec, c.encoded, c.plain, p_.scratch.get(), state_.pool));
+    }
+    return done(s, i, begin, ready);
+  }
+
+  Status arrive(HeldId w) {
+    waited_ = true;
+    return state_.arrive(w);
+  }
+
+  // Returns when the instruction may begin.
+  Result<Nanos> wait_for(const std::vector<int32_t>& waits, Nanos begin) {
+    for (int32_t w : waits) {
+      if (state_.transfers.ended(w)) continue;
+      waited_ = true;
+      HR_TRY(state_.transfers.finish(w));
+    }
+    if (!waited_) return begin;
+    waited_ = false;
+    const Nanos ready = clock_.now();
+    state_.moved.load_wait_ns += ready - begin;
+    return ready;
+  }
+
+  // After the work of an instruction of stream 0.
+  Status done(size_t s, const Instr& i, Nanos begin, Nanos ready) {
+    if (state_.options.emulate_compute) HR_TRY(state_.transfers.busy_until(ready + i.cost_ns));
+    if (trace_ != nullptr) {
+      TraceRecord& r = trace_->records[s];
+      r.stall_ns = ready - begin;
+      r.begin_ns = ready - start_;
+      r.end_ns = clock_.now() - start_;
+      trace_->stall_ns += r.stall_ns;
+    }
+    state_.transfers.poll();
+    return state_.transfers.pump();
+  }
+
+  void poison(size_t s) {
+    for (const std::span<std::byte> bytes : p_.freed[s]) {
+      if (!state_.transfers.uses(bytes)) std::memset(bytes.data(), 0xFF, bytes.size());
+    }
+  }
+
+  ExecutorState& state_;
+  const PreparedProgram& p_;
   const StepRows& rows_;
   Trace* trace_;
+  Clock& clock_;
   Nanos start_;
+  bool waited_ = false;
 };
 
-Status enter(ExecutorState& state, Prepared& p) {
-  if (state.current == p.id && p.program.cyclic) return {};
-  std::vector<bool> expected(state.held.size(), false);
-  for (const Prepared::Entry& e : p.entry) {
-    Held& h = state.held[static_cast<size_t>(e.held)];
-    HR_CHECK(h.here && h.offset == e.offset, "a program is entered from another state");
-    expected[static_cast<size_t>(e.held)] = true;
+// Leaves the Program before; what it still loads for this one goes on.
+Status leave_for(ExecutorState& state, const PreparedProgram& p) {
+  const auto wanted = [&](HeldId id) {
+    for (const PreparedProgram::Place& e : p.entry) {
+      if (e.held == id) return true;
+    }
+    return false;
+  };
+  if (state.current != nullptr) {
+    HR_TRY(state.transfers.hand_over(
+        state.carried, [&](const TransferStep& t) { return wanted(t.held); }));
   }
-  for (size_t i = 0; i < state.held.size(); ++i) {
-    if (expected[i] || !state.held[i].here) continue;
-    HR_TRY(state.wait(state.held[i]));
-    state.held[i].here = false;
+  for (size_t i = 0; i < state.carried.size();) {
+    if (wanted(state.carried[i].held)) {
+      ++i;
+    } else {
+      HR_TRY(state.arrive(state.carried[i].held));
+    }
   }
-  for (const Prepared::Constant& c : p.constants) {
-    std::memcpy(c.to, c.values->data(), c.values->size() * sizeof(float));
-  }
-  state.current = p.id;
   return {};
 }
 
-Status walk(ExecutorState& state, Prepared& p, Run& run, const std::atomic<bool>* cancel) {
-  const auto& instrs = p.program.instrs;
-  for (size_t s = 0; s < instrs.size(); ++s) {
-    const size_t at = static_cast<size_t>(p.index[s]);
-    Status status;
-    switch (instrs[s].kind) {
-      case InstrKind::kCompute:
-        if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
-          return error(Code::kCancelled, "stopped on request");
-        }
-        status = run.compute(state, p.computes[at], s);
-        break;
-      case InstrKind::kLoad: status = run.load(state, instrs[s], p.transfers[at], s); break;
-      case InstrKind::kGather: status = run.gather(state, instrs[s], p.transfers[at], s); break;
-      case InstrKind::kDetach: status = run.detach(state, p.transfers[at]); break;
-      case InstrKind::kStore:
-      case InstrKind::kEncode:
-      case InstrKind::kDecode:
-        status = error(Code::kUnsupported, "a Store in an inference program");
-        break;
-    }
-    if (!status.ok()) {
-      const bool compute = instrs[s].kind == InstrKind::kCompute;
-      return status.within("at " + (compute ? p.computes[at].op->name
-                                            : p.transfers[at].tensor->name));
-    }
+Status enter(ExecutorState& state, const std::shared_ptr<PreparedProgram>& p) {
+  if (state.current == p && p->program.cyclic) return {};
+  for (const PreparedProgram::Place& e : p->entry) {
+    const Held& h = state.held[static_cast<size_t>(e.held)];
+    HR_CHECK(h.here && h.offset == e.offset, "a program is entered from another state");
+  }
+  HR_TRY(leave_for(state, *p));
+  for (const PreparedProgram::Constant& c : p->constants) {
+    std::memcpy(c.to, c.values->data(), c.values->size() * sizeof(float));
+  }
+  state.transfers.enter(*p);
+  state.current = p;
+  // As of the end of the run: nobody looks before that.
+  for (Held& h : state.held) h.here = false;
+  for (const PreparedProgram::Place& e : p->exit) {
+    state.held[static_cast<size_t>(e.held)] = {true, e.offset};
   }
   return {};
 }
 
 }  // namespace
 
-Executor::Executor(Arena& arena, std::vector<Tier*> tiers, ThreadPool& pool)
-    : state_(std::make_unique<ExecutorState>(arena, std::move(tiers), pool)) {}
+Executor::Executor(Arena& arena, std::vector<Tier*> tiers, ThreadPool& pool,
+                   ExecutorOptions options)
+    : state_(std::make_unique<ExecutorState>(arena, std::move(tiers), pool, std::move(options))) {}
 
 Executor::~Executor() { state_->drain(); }
 
 Result<PreparedPtr> Executor::prepare(Program program) {
+  ExecutorState& s = *state_;
   HR_ASSIGN(PreparedPtr prepared,
-            prepare_program(std::move(program), state_->arena, state_->names));
-  prepared->id = ++state_->last_id;
-  state_->held.resize(state_->names.size());
-  state_->gathers.reserve(static_cast<size_t>(prepared->program.graph->max_rows));
+            prepare_program(std::move(program), {s.arena, s.tiers, s.options, s.names}));
+  s.held.resize(s.names.size());
+  s.transfers.reserve(*prepared->body);
+  s.carried.reserve(2 * (s.held.size() + prepared->body->transfers.size()));
   return prepared;
 }
 
-const Program& Executor::program_of(const Prepared& prepared) { return prepared.program; }
+const Program& Executor::program_of(const Prepared& prepared) { return prepared.body->program; }
+
+Bytes Executor::codec_bytes(const Prepared& prepared) {
+  const auto& scratch = prepared.body->scratch;
+  return scratch == nullptr ? 0 : scratch->memory_bytes();
+}
 
 Status Executor::run(Prepared& prepared, const StepRows& rows, Trace* trace,
                      const std::atomic<bool>* cancel) {
-  if (!state_->failed.ok()) return state_->failed.within("nothing runs after an error");
-  HR_CHECK(rows.rows() >= 1 && rows.rows() <= prepared.program.graph->max_rows,
+  ExecutorState& s = *state_;
+  if (!s.failed.ok()) return s.failed.within("nothing runs after an error");
+  const PreparedProgram& p = *prepared.body;
+  HR_CHECK(rows.rows() >= 1 && rows.rows() <= p.program.graph->max_rows,
            "rows within what the program was planned for");
-  Status status = enter(*state_, prepared);
+  Status status = enter(s, prepared.body);
   if (status.ok()) {
-    Run run(state_->moved, state_->held, prepared, rows, trace);
-    status = walk(*state_, prepared, run, cancel);
-    run.finish();
+    Run run(s, p, rows, trace);
+    status = run.walk(cancel);
+    if (status.ok() && (!p.program.cyclic)) status = s.transfers.finish_stores();
   }
   if (!status.ok()) {
-    state_->failed = status;
-    state_->drain();
+    s.failed = status;
+    s.drain();
   }
   return status;
 }
 
 std::span<const float> Executor::output(const Prepared& prepared, std::string_view name) const {
-  const Program& p = prepared.program;
+  const Program& p = prepared.body->program;
   for (const Residency& r : p.residencies) {
-    if (!r.tensor.valid()) continue;
+    if (!r.tensor.valid() || r.tier != kDevice || r.end != p.exit()) continue;
     const Tensor& t = p.graph->at(r.tensor);
-    if (t.role != Role::kOutput || t.name != name) continue;
-    const std::span<std::byte> bytes = state_->arena.at(r.offset, t.bytes);
+    if (t.role != Role::kOutput || t.name != name || r.codec != Codec::kNone) continue;
+    const std::span<std::byte> bytes = state_->arena.at(r.offset - r.range.begin, t.bytes);
     return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
   }
   return {};

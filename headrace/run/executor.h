@@ -1,18 +1,28 @@
 // The executor: walks a Program, issues kernels and transfers, waits for tickets, returns a Trace.
 // It follows the plan and decides nothing.
 //
-// Vocabulary: a Program is prepared once (kernels found, addresses resolved) and run many times; a
-// tensor is held when the device has, or is receiving, a copy of it.
+// Vocabulary
+//   prepared  kernels found, addresses resolved; a Program is prepared once and run many times.
+//   held      a weight that the device has, or is receiving.
+//   copy      what the Program keeps in another tier than the device. Copies of tier k live in one
+//             range of one object of that tier, its CopyPlace: byte `offset` of the Program's tier
+//             is byte CopyPlace::offset + offset of that object.
 //
 // Promises
 //   1. No allocation and no system call in run() beyond transfers, futexes and the clock, but for
 //      the first time a Program writes a Trace larger than any before.
 //   2. A Program may be entered only from the state that it was planned from: every weight of its
 //      entry state is held at its offset (checked). Transfers in flight to anything else are
-//      waited for first.
-//   3. A transfer that fails is returned as its Status (file, offset, errno), with the step's
-//      name; every transfer in flight is waited for, and every later run returns that error.
+//      waited for first. Copies and state stay where the Program before left them: Programs that
+//      share any must agree on their places.
+//   3. A transfer that fails is returned as its Status (object, offset, errno) with step, tensor
+//      and tier; every transfer in flight is waited for, and every later run returns that error.
 //   4. Same inputs, same outputs, bit for bit, whatever the timing of transfers.
+//   5. Instr.waits are obeyed exactly, and what they imply (program.h, "order"): a transfer that has
+//      to wait is queued on its stream and started by the executor's thread at the next instruction
+//      boundary, or while that thread waits anyway. Instructions of one stream end in their order.
+//   6. When run() of a Program that is not cyclic returns, all its Stores have ended; Loads of weights
+//      may go on into the next Program. Those of a cyclic one may go on into the next cycle.
 // Not thread-safe.
 #pragma once
 
@@ -26,6 +36,7 @@
 #include "headrace/ir/trace.h"
 #include "headrace/kernel/kernel.h"
 #include "headrace/tier/arena.h"
+#include "headrace/tier/clock.h"
 #include "headrace/tier/tier.h"
 
 namespace headrace {
@@ -40,17 +51,41 @@ using PreparedPtr = std::unique_ptr<Prepared, PreparedDeleter>;
 
 struct ExecutorState;
 
+// Where in a tier the copies of Programs live.
+struct CopyPlace {
+  int32_t object = -1;  // -1: this tier holds none
+  Bytes offset = 0;     // a multiple of the tier's alignment
+  Bytes bytes = 0;
+};
+
+struct ExecutorOptions {
+  std::vector<CopyPlace> copies;  // by TierId; tiers past its end hold none
+  // Every compute, encode and decode instruction takes at least its predicted cost, as a device of
+  // that speed would: the thread sleeps, spins for the last 200 us, and starts transfers meanwhile.
+  bool emulate_compute = false;
+  // Tests: bytes are filled with 0xFF (a NaN in every float format) as soon as no residency and no
+  // unfinished transfer holds them.
+  bool poison_freed = false;
+  // Must outlive the executor. With emulate_compute, and tiers behind an EmulatedLink of the same
+  // ManualClock, time is virtual and every Trace is repeatable.
+  Clock* clock = &real_clock();
+};
+
 class Executor {
  public:
   // `tiers` by TierId; tiers[0] stands for the device and is null. All borrowed.
-  Executor(Arena& arena, std::vector<Tier*> tiers, ThreadPool& pool);
+  Executor(Arena& arena, std::vector<Tier*> tiers, ThreadPool& pool, ExecutorOptions options = {});
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // kUnsupported, naming the op, when a kernel is missing.
+  // Precondition: verify(program) is ok. Errors: kUnsupported, naming the op, when a kernel is
+  // missing, or naming tensor and tier when an extent has not the tier's alignment; kDoesNotFit when
+  // the arena or a CopyPlace is too small; kUsage when a tier that the Program uses was not given.
   Result<PreparedPtr> prepare(Program program);
   static const Program& program_of(const Prepared& prepared);
+  // Memory that the executor holds for this Program's codecs.
+  static Bytes codec_bytes(const Prepared& prepared);
 
   // Runs the Program once with these rows (at most graph.max_rows). `trace` may be null.
   // `cancel`, when not null and set, stops between two instructions with kCancelled.
@@ -61,10 +96,21 @@ class Executor {
   // next run. Empty when the Program has no such output.
   std::span<const float> output(const Prepared& prepared, std::string_view name) const;
 
-  // Bytes of transfers so far, by kind: Loads and Gathers.
+  // Loads the weights that the Program expects at entry, on the device and as copies, from their
+  // files: for the first run of a Program that no other leads to. Waits for all transfers.
+  Status load_entry_state(const Prepared& prepared);
+  // Writes a state tensor (tensor.bytes bytes) to every place where the Program has it at entry.
+  // kUsage when there is no such state tensor; kUnsupported when it is encoded there.
+  Status write_state(const Prepared& prepared, std::string_view name,
+                     std::span<const std::byte> bytes);
+  // Reads a state tensor from where the Program has left it. Errors as for write_state.
+  Result<std::vector<std::byte>> read_state(const Prepared& prepared, std::string_view name);
+
+  // Bytes of transfers so far, by kind.
   struct Moved {
     Bytes loaded = 0;
     Bytes gathered = 0;
+    Bytes stored = 0;
     Nanos load_wait_ns = 0;  // time that compute stood still for transfers
   };
   const Moved& moved() const;
@@ -72,5 +118,8 @@ class Executor {
  private:
   std::unique_ptr<ExecutorState> state_;
 };
+
+// By TierId: the bytes that the Program's copies take in each tier (0 for the device).
+std::vector<Bytes> copy_bytes(const Program& program);
 
 }  // namespace headrace

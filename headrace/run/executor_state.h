@@ -4,55 +4,63 @@
 #include <vector>
 
 #include "headrace/run/prepared.h"
+#include "headrace/run/transfers.h"
 
 namespace headrace {
 
-// What the device holds of one named tensor.
+// Whether and where the device holds a named weight; it may still be arriving, see Carried.
 struct Held {
   bool here = false;
   Bytes offset = 0;
-  Ticket pending;       // of the load that brings it; 0 once it has been waited for
-  int32_t tier = 0;     // the tier of `pending`
-  int32_t record = -1;  // step of the load in the current run, for the trace
 };
 
 struct ExecutorState {
   Arena& arena;
   std::vector<Tier*> tiers;
   ThreadPool& pool;
+  ExecutorOptions options;
   HeldNames names;
   std::vector<Held> held;
-  std::vector<Ticket> gathers;  // rows in flight
-  int32_t gather_tier = 0;
-  uint64_t last_id = 0;
-  uint64_t current = 0;  // id of the Program entered last; 0: none
+  std::vector<Carried> carried;
+  Transfers transfers;
+  std::shared_ptr<PreparedProgram> current;  // the Program entered last; null: none
   Executor::Moved moved;
-  Status failed;         // the error that ended it all
+  Status failed;  // the error that ended it all
 
-  ExecutorState(Arena& a, std::vector<Tier*> t, ThreadPool& p)
-      : arena(a), tiers(std::move(t)), pool(p) {}
+  ExecutorState(Arena& a, std::vector<Tier*> t, ThreadPool& p, ExecutorOptions o)
+      : arena(a), tiers(std::move(t)), pool(p), options(std::move(o)), transfers(tiers, options) {}
 
-  Status wait(Held& h) {
-    if (h.pending.value == 0) return {};
-    const Ticket ticket = h.pending;
-    h.pending = {};
-    return tiers[static_cast<size_t>(h.tier)]->wait(ticket);
-  }
-
-  Status wait_gathers() {
+  // Blocks until what a Program before this one began to load of `held` is here.
+  Status arrive(HeldId id) {
     Status first;
-    for (Ticket t : gathers) {
-      Status s = tiers[static_cast<size_t>(gather_tier)]->wait(t);
-      if (first.ok()) first = s;
+    for (size_t i = 0; i < carried.size();) {
+      if (carried[i].held != id) {
+        ++i;
+        continue;
+      }
+      Status s = carried[i].tier->wait(carried[i].ticket);
+      if (first.ok() && !s.ok()) {
+        first = s.within("load of '" + names.name_of(id) + "' from tier '" +
+                         carried[i].tier->describe().kind + "', begun by the program before");
+      }
+      carried[i] = carried.back();
+      carried.pop_back();
     }
-    gathers.clear();
     return first;
   }
 
   // Nothing may still write into the arena afterwards.
   void drain() {
-    for (Held& h : held) (void)wait(h);
-    (void)wait_gathers();
+    for (const Carried& c : carried) (void)c.tier->wait(c.ticket);
+    carried.clear();
+    transfers.drain();
+  }
+
+  // Ok when nothing is in flight any more.
+  Status settle() {
+    HR_TRY(transfers.finish_all());
+    while (!carried.empty()) HR_TRY(arrive(carried.front().held));
+    return {};
   }
 };
 

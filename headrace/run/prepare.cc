@@ -1,57 +1,93 @@
+#include <algorithm>
+
 #include "headrace/run/prepared.h"
+#include "headrace/run/residency_map.h"
 
 namespace headrace {
 namespace {
 
+long long ll(Bytes n) { return static_cast<long long>(n); }
+
 class Preparer {
  public:
-  Preparer(Prepared& out, const Arena& arena, HeldNames& names)
-      : out_(out), p_(out.program), g_(*p_.graph), arena_(arena), names_(names) {
-    by_tensor_.resize(g_.tensors.size());
-    workspace_.resize(g_.ops.size());
-    for (const Residency& r : p_.residencies) {
-      if (r.tensor.valid()) {
-        by_tensor_[r.tensor.index()].push_back(&r);
-      } else {
-        workspace_[r.op.index()] = &r;
-      }
-    }
-  }
+  Preparer(PreparedProgram& out, const PrepareContext& context)
+      : out_(out), p_(out.program), g_(*p_.graph), context_(context), where_(p_) {}
 
   Status run() {
+    HR_TRY(check_places());
     for (int32_t s = 0; s < p_.exit().value; ++s) {
       const Instr& i = p_.instrs[static_cast<size_t>(s)];
-      if (i.kind == InstrKind::kCompute) {
-        HR_TRY(add_compute(s, i));
-      } else {
-        add_transfer(s, i);
+      switch (i.kind) {
+        case InstrKind::kCompute: HR_TRY(add_compute(s, i)); break;
+        case InstrKind::kEncode:
+        case InstrKind::kDecode: add_codec(s, i); break;
+        case InstrKind::kLoad:
+        case InstrKind::kStore: HR_TRY(add_transfer(s, i)); break;
+        case InstrKind::kGather: HR_TRY(add_gather(s, i)); break;
+        case InstrKind::kDetach: {
+          const Tensor& t = g_.at(i.tensor);
+          out_.index.push_back(t.role == Role::kWeight ? context_.names.id_of(t.name) : -1);
+          break;
+        }
       }
     }
-    for (const Residency& r : p_.residencies) {
-      if (!r.tensor.valid() || r.begin != kEntry) continue;
-      const Tensor& t = g_.at(r.tensor);
-      if (t.role == Role::kWeight) out_.entry.push_back({names_.id_of(t.name), r.offset});
-      if (t.role == Role::kConstant) {
-        out_.constants.push_back({&t.constant, arena_.at(r.offset, r.bytes).data()});
+    list_ends();
+    if (context_.options.poison_freed) list_freed();
+    return make_scratch();
+  }
+
+ private:
+  Status check_places() const {
+    const std::vector<Bytes> needed = copy_bytes(p_);
+    for (size_t t = 1; t < needed.size(); ++t) {
+      if (needed[t] == 0) continue;
+      const CopyPlace place =
+          t < context_.options.copies.size() ? context_.options.copies[t] : CopyPlace();
+      if (place.object < 0 || place.bytes < needed[t]) {
+        return error(Code::kDoesNotFit,
+                     "program '%s' keeps %lld bytes of copies in tier '%s', there is room for %lld",
+                     p_.name.c_str(), ll(needed[t]), p_.tiers[t].name.c_str(), ll(place.bytes));
       }
     }
     return {};
   }
 
- private:
-  const Residency& residency_at(TensorId t, int32_t step) const {
-    for (const Residency* r : by_tensor_[t.index()]) {
-      if (r->begin.value <= step && step < r->end.value) return *r;
-    }
-    HR_CHECK(false, "an operand is not resident: verify() would have said so");
+  std::span<std::byte> memory(Bytes offset, Bytes bytes) const {
+    return context_.arena.at(offset, bytes);
+  }
+
+  Piece device(TensorId t, Codec codec, Bytes begin, Bytes bytes, int32_t step) const {
+    const Piece piece = where_.find(t, kDevice, codec, begin, bytes, step);
+    HR_CHECK(piece.found(), "an operand is not resident: verify() would have said so");
+    return piece;
   }
 
   // The address of the tensor itself: weights start `skew` bytes into their extent.
   std::byte* address(TensorId t, int32_t step) const {
-    const Residency& r = residency_at(t, step);
     const Tensor& tensor = g_.at(t);
+    const Bytes bytes = device_bytes(tensor);
     const Bytes skew = tensor.role == Role::kWeight ? load_extent(tensor.source).skew : 0;
-    return arena_.at(r.offset, r.bytes).data() + skew;
+    return memory(device(t, Codec::kNone, 0, bytes, step).offset, bytes).data() + skew;
+  }
+
+  // The transfers that `step` has to wait for, see ComputeStep.
+  std::vector<int32_t> waits_of(const Instr& i) const {
+    std::vector<int32_t> out, open;
+    std::vector<int32_t> seen;
+    for (Step w : i.waits) open.push_back(w.value);
+    while (!open.empty()) {
+      const int32_t w = open.back();
+      open.pop_back();
+      const Instr& other = p_.instrs[static_cast<size_t>(w)];
+      if (is_transfer(other.kind)) out.push_back(w);
+      if (other.kind != InstrKind::kDetach) continue;
+      if (std::find(seen.begin(), seen.end(), w) != seen.end()) continue;
+      seen.push_back(w);
+      for (Step v : other.waits) open.push_back(v.value);
+    }
+    std::sort(out.begin(), out.end());
+    out.erase(std::unique(out.begin(), out.end()), out.end());
+    return out;
   }
 
   Status add_compute(int32_t step, const Instr& i) {
@@ -65,54 +101,185 @@ class Preparer {
     }
     for (TensorId t : op.inputs) {
       c.inputs.push_back(t.valid() ? address(t, step) : nullptr);
-      if (!t.valid()) continue;
-      if (g_.at(t).role == Role::kWeight) c.weights.push_back(names_.id_of(g_.at(t).name));
-      if (g_.at(t).role == Role::kGathered) c.gathered = true;
+      if (t.valid() && g_.at(t).role == Role::kWeight) {
+        c.weights.push_back(context_.names.id_of(g_.at(t).name));
+      }
     }
     for (TensorId t : op.outputs) c.outputs.push_back(address(t, step));
     for (TensorId t : op.updates) c.updates.push_back(address(t, step));
-    if (const Residency* w = workspace_[i.op.index()]) c.workspace = arena_.at(w->offset, w->bytes);
+    if (op.workspace > 0) {
+      const Residency* w = where_.workspace(i.op, step);
+      HR_CHECK(w != nullptr, "an op without its workspace");
+      c.workspace = memory(w->offset, w->bytes);
+    }
+    c.waits = waits_of(i);
     out_.index.push_back(static_cast<int32_t>(out_.computes.size()));
     out_.computes.push_back(std::move(c));
     return {};
   }
 
-  void add_transfer(int32_t step, const Instr& i) {
-    TransferStep t;
-    t.tensor = &g_.at(i.tensor);
-    if (i.kind != InstrKind::kGather) t.held = names_.id_of(t.tensor->name);
-    if (i.kind != InstrKind::kDetach) {
-      const Residency& r = residency_at(i.tensor, step);
-      t.to = arena_.at(r.offset, r.bytes);
-      const LoadExtent e = load_extent(t.tensor->source);
-      t.from = {t.tensor->source.file, e.offset, e.bytes};
-    }
-    out_.index.push_back(static_cast<int32_t>(out_.transfers.size()));
-    out_.transfers.push_back(t);
+  void add_codec(int32_t step, const Instr& i) {
+    const Tensor& t = g_.at(i.tensor);
+    const Bytes encoded = encoded_bytes(i.codec, t);
+    CodecStep c;
+    c.encodes = i.kind == InstrKind::kEncode;
+    c.codec = i.codec;
+    c.plain = memory(device(i.tensor, Codec::kNone, 0, device_bytes(t), step).offset, t.bytes);
+    c.encoded = memory(device(i.tensor, i.codec, 0, encoded, step).offset, encoded);
+    c.waits = waits_of(i);
+    if (i.codec == Codec::kBytePlane) most_elements_ = std::max(most_elements_, t.bytes / 4);
+    out_.index.push_back(static_cast<int32_t>(out_.codecs.size()));
+    out_.codecs.push_back(std::move(c));
   }
 
-  Prepared& out_;
+  Result<Tier*> tier_of(const Instr& i) const {
+    if (i.tier.index() < context_.tiers.size() && context_.tiers[i.tier.index()] != nullptr) {
+      return context_.tiers[i.tier.index()];
+    }
+    return error(Code::kUsage, "program '%s' uses tier '%s', which the executor was not given",
+                 p_.name.c_str(), p_.tiers[i.tier.index()].name.c_str());
+  }
+
+  Status add_gather(int32_t step, const Instr& i) {
+    TransferStep t;
+    t.kind = i.kind;
+    HR_ASSIGN(t.tier, tier_of(i));
+    t.stream = i.stream.value;
+    t.tensor = &g_.at(i.tensor);
+    const Bytes bytes = device_bytes(*t.tensor);
+    t.near = memory(device(i.tensor, Codec::kNone, 0, bytes, step).offset, bytes);
+    push(std::move(t), i);
+    return {};
+  }
+
+  Status add_transfer(int32_t step, const Instr& i) {
+    const Tensor& tensor = g_.at(i.tensor);
+    TransferStep t;
+    t.kind = i.kind;
+    HR_ASSIGN(t.tier, tier_of(i));
+    t.stream = i.stream.value;
+    t.tensor = &tensor;
+    Bytes bytes = range_bytes(tensor, i.range, i.codec);
+    const Piece near = device(i.tensor, i.codec, i.range.begin, bytes, step);
+    const Piece copy = where_.find(i.tensor, i.tier, i.codec, i.range.begin, bytes, step);
+    if (copy.found()) {
+      const CopyPlace& place = context_.options.copies[i.tier.index()];
+      HR_TRY(align(*t.tier, near, copy, i, bytes));
+      t.far = {place.object, place.offset + copy.offset, bytes};
+      out_.stores |= i.kind == InstrKind::kStore;
+    } else {
+      HR_CHECK(i.kind == InstrKind::kLoad && tensor.source.valid() && i.codec == Codec::kNone,
+               "a transfer without a copy: verify() would have said so");
+      t.far = {tensor.source.file, load_extent(tensor.source).offset + i.range.begin, bytes};
+    }
+    t.near = memory(near.offset, bytes);
+    if (i.kind == InstrKind::kLoad && tensor.role == Role::kWeight && i.codec == Codec::kNone) {
+      t.held = context_.names.id_of(tensor.name);
+    }
+    push(std::move(t), i);
+    return {};
+  }
+
+  // Rounds `bytes` to what the tier moves; both sides must begin on its boundary and have the room.
+  Status align(const Tier& tier, const Piece& near, const Piece& copy, const Instr& i,
+               Bytes& bytes) const {
+    const Bytes unit = tier.describe().alignment;
+    const Bytes rounded = round_up(bytes, unit);
+    if (near.offset % unit != 0 || copy.offset % unit != 0 || near.room < rounded ||
+        copy.room < rounded) {
+      return error(Code::kUnsupported,
+                   "tier '%s' moves multiples of %lld bytes: '%s' has %lld bytes at %lld of the "
+                   "device and %lld at %lld of the tier",
+                   p_.tiers[i.tier.index()].name.c_str(), ll(unit), g_.at(i.tensor).name.c_str(),
+                   ll(near.room), ll(near.offset), ll(copy.room), ll(copy.offset));
+    }
+    bytes = rounded;
+    return {};
+  }
+
+  void push(TransferStep t, const Instr& i) {
+    t.waits = waits_of(i);
+    out_.index.push_back(static_cast<int32_t>(out_.transfers.size()));
+    out_.transfers.push_back(std::move(t));
+  }
+
+  void list_ends() {
+    for (const Residency& r : p_.residencies) {
+      if (!r.tensor.valid() || r.tier != kDevice || r.codec != Codec::kNone) continue;
+      const Tensor& t = g_.at(r.tensor);
+      if (t.role == Role::kWeight) {
+        // Where its first byte is, or would be.
+        const PreparedProgram::Place place{context_.names.id_of(t.name), r.offset - r.range.begin};
+        if (r.begin == kEntry) out_.entry.push_back(place);
+        if (r.end == p_.exit()) out_.exit.push_back(place);
+      }
+      if (t.role == Role::kConstant && r.begin == kEntry) {
+        out_.constants.push_back({&t.constant, memory(r.offset, r.bytes).data()});
+      }
+    }
+  }
+
+  // Bytes of residencies that end at a step, less those that another still holds. For tests: slow.
+  void list_freed() {
+    out_.freed.resize(p_.instrs.size());
+    for (const Residency& r : p_.residencies) {
+      if (r.tier != kDevice || r.end.value >= p_.exit().value) continue;
+      std::vector<std::pair<Bytes, Bytes>> kept;
+      for (const Residency& o : p_.residencies) {
+        if (o.tier == kDevice && o.begin <= r.end && r.end < o.end) {
+          kept.push_back({o.offset, o.offset + o.bytes});
+        }
+      }
+      std::sort(kept.begin(), kept.end());
+      Bytes at = r.offset;
+      const Bytes end = r.offset + r.bytes;
+      auto& freed = out_.freed[r.end.index()];
+      for (const auto& [from, to] : kept) {
+        if (to <= at || from >= end) continue;
+        if (from > at) freed.push_back(memory(at, from - at));
+        at = std::max(at, to);
+      }
+      if (at < end) freed.push_back(memory(at, end - at));
+    }
+  }
+
+  Status make_scratch() {
+    if (most_elements_ == 0) return {};
+    HR_ASSIGN(out_.scratch, CodecScratch::create(most_elements_));
+    return {};
+  }
+
+  PreparedProgram& out_;
   const Program& p_;
   const Graph& g_;
-  const Arena& arena_;
-  HeldNames& names_;
-  std::vector<std::vector<const Residency*>> by_tensor_;
-  std::vector<const Residency*> workspace_;
+  const PrepareContext& context_;
+  const ResidencyMap where_;
+  int64_t most_elements_ = 0;
 };
 
 }  // namespace
 
 void PreparedDeleter::operator()(Prepared* p) const { delete p; }
 
-Result<PreparedPtr> prepare_program(Program program, const Arena& arena, HeldNames& names) {
-  if (program.arena_bytes > arena.bytes()) {
+std::vector<Bytes> copy_bytes(const Program& program) {
+  std::vector<Bytes> out(program.tiers.size(), 0);
+  for (const Residency& r : program.residencies) {
+    if (r.tier == kDevice) continue;
+    Bytes& most = out[r.tier.index()];
+    most = std::max(most, r.offset + r.bytes);
+  }
+  return out;
+}
+
+Result<PreparedPtr> prepare_program(Program program, const PrepareContext& context) {
+  if (program.arena_bytes > context.arena.bytes()) {
     return error(Code::kDoesNotFit, "program '%s' needs an arena of %lld bytes, this one has %lld",
-                 program.name.c_str(), static_cast<long long>(program.arena_bytes),
-                 static_cast<long long>(arena.bytes()));
+                 program.name.c_str(), ll(program.arena_bytes), ll(context.arena.bytes()));
   }
   PreparedPtr prepared(new Prepared);
-  prepared->program = std::move(program);
-  HR_TRY(Preparer(*prepared, arena, names).run());
+  prepared->body = std::make_shared<PreparedProgram>();
+  prepared->body->program = std::move(program);
+  HR_TRY(Preparer(*prepared->body, context).run());
   return prepared;
 }
 

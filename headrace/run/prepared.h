@@ -5,13 +5,16 @@
 #include <unordered_map>
 #include <vector>
 
+#include "headrace/kernel/codec.h"
 #include "headrace/run/executor.h"
 
 namespace headrace {
 
-// Tensors that outlive a step are known across Programs by name; this is their number.
+// Weights that outlive a step are known across Programs by name; this is their number.
 using HeldId = int32_t;
 
+// `waits` of all kinds of step: the transfers that must have ended, by step. Computes are left out
+// (they run on the walking thread, in order), a Detach stands for what it waits for itself.
 struct ComputeStep {
   KernelFn kernel = nullptr;
   const Op* op = nullptr;
@@ -19,48 +22,83 @@ struct ComputeStep {
   std::vector<std::byte*> outputs;
   std::vector<std::byte*> updates;
   std::span<std::byte> workspace;
-  std::vector<HeldId> weights;  // inputs that a transfer may still be bringing
-  bool gathered = false;        // reads gathered rows
+  std::vector<int32_t> waits;
+  std::vector<HeldId> weights;  // inputs that a Program before this one may still be loading
+};
+
+struct CodecStep {
+  bool encodes = true;
+  Codec codec = Codec::kNone;
+  std::span<std::byte> plain;
+  std::span<std::byte> encoded;
+  std::vector<int32_t> waits;
 };
 
 struct TransferStep {
-  HeldId held = -1;          // of a load or detach
-  TierExtent from;           // page-rounded; of a load
-  std::span<std::byte> to;   // the extent
+  InstrKind kind = InstrKind::kLoad;
+  Tier* tier = nullptr;
+  int32_t stream = 0;
   const Tensor* tensor = nullptr;
+  TierExtent far;             // in the tier; not of a gather
+  std::span<std::byte> near;  // in the arena; of a gather all rows
+  HeldId held = -1;           // of a Load of a weight
+  std::vector<int32_t> waits;
 };
 
-class Prepared {
- public:
-  uint64_t id = 0;  // never used twice by one executor, unlike an address
+struct PreparedProgram {
   Program program;
-  std::vector<int32_t> index;  // by step: into computes or transfers
+  std::vector<int32_t> index;  // by step: into the list of its kind (detach: a HeldId or -1)
   std::vector<ComputeStep> computes;
+  std::vector<CodecStep> codecs;
   std::vector<TransferStep> transfers;
-  struct Entry {
+  bool stores = false;  // has a Store
+  struct Place {
     HeldId held = -1;
     Bytes offset = 0;
   };
-  std::vector<Entry> entry;    // weights resident at entry
+  std::vector<Place> entry, exit;  // weights on the device then
   struct Constant {
     const std::vector<float>* values = nullptr;
     std::byte* to = nullptr;
   };
   std::vector<Constant> constants;
+  std::vector<std::vector<std::span<std::byte>>> freed;  // by step, when freed bytes are poisoned
+  std::unique_ptr<CodecScratch> scratch;
+
+  const TransferStep& transfer(int32_t step) const {
+    return transfers[static_cast<size_t>(index[static_cast<size_t>(step)])];
+  }
+};
+
+// Shared with the executor, which may still have transfers of it in flight.
+class Prepared {
+ public:
+  std::shared_ptr<PreparedProgram> body;
 };
 
 // Numbers for names, the same for every Program of an executor.
 class HeldNames {
  public:
   HeldId id_of(const std::string& name) {
-    return ids_.emplace(name, static_cast<HeldId>(ids_.size())).first->second;
+    const auto [at, fresh] = ids_.emplace(name, static_cast<HeldId>(ids_.size()));
+    if (fresh) names_.push_back(&at->first);
+    return at->second;
   }
+  const std::string& name_of(HeldId id) const { return *names_[static_cast<size_t>(id)]; }
   size_t size() const { return ids_.size(); }
 
  private:
   std::unordered_map<std::string, HeldId> ids_;
+  std::vector<const std::string*> names_;  // keys of ids_, which stay where they are
 };
 
-Result<PreparedPtr> prepare_program(Program program, const Arena& arena, HeldNames& names);
+// What preparing takes from the executor; all borrowed.
+struct PrepareContext {
+  const Arena& arena;
+  const std::vector<Tier*>& tiers;
+  const ExecutorOptions& options;
+  HeldNames& names;
+};
+Result<PreparedPtr> prepare_program(Program program, const PrepareContext& context);
 
 }  // namespace headrace
