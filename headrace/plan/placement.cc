@@ -16,6 +16,9 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 // Seconds asked for each second of transfer, beside the stalls it causes.
 constexpr double kPrices[] = {0.5, 0.0, 0.15, 1.0, 2.0};
 
+// Loads as late as possible may cost one part in this many of the step.
+constexpr Nanos kLateShare = 2000;
+
 OpId op_at(const Problem& p, int32_t position) {
   return position >= 0 && position < p.size() ? p.order[at(position)] : OpId();
 }
@@ -70,7 +73,8 @@ class Writer {
     }
     const Range range = begin == 0 && bytes == all ? Range{} : Range{begin, bytes};
     const Listed& l = t_.listed[i];
-    if (x.wraps && range.whole()) out_.at_entry[at(x.value)] = false;
+    if (x.wraps) out_.at_entry[at(x.value)] = false;
+    if (x.wraps && x.in < 0) return next;  // untouched: away all cycle long
     if (stores_[i] && l.store >= 0) add(ActionKind::kStore, l.store, x.value, range, x.tier);
     if (l.drop >= 0) add(ActionKind::kDrop, l.drop, x.value, range, TierId());
     if (l.drop >= 0 && l.load >= 0) add(ActionKind::kLoad, l.load, x.value, range, x.tier);
@@ -170,7 +174,10 @@ Result<Placement> place(const Problem& problem, const PlaceOptions& options) {
   if (options.improve) improved = improve(std::move(improved.state), options.effort);
   result.work += improved.work;
   const std::vector<Piece> pieces = pieces_of(improved.state, improved.chunk);
-  const Timeline timeline = schedule_transfers(improved.state, pieces);
+  Timeline timeline = schedule_transfers(improved.state, pieces);
+  Timeline late = schedule_transfers(improved.state, pieces,
+                                     late_starts(improved.state, pieces, timeline));
+  if (late.total_ns <= timeline.total_ns + timeline.total_ns / kLateShare) timeline = std::move(late);
   result.fits = true;
   result.predicted_ns = timeline.total_ns;
   result.schedule = Writer(improved.state, pieces, timeline).run();

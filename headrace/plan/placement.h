@@ -29,6 +29,8 @@ struct PlaceOptions {
   bool codecs = true;     // false: codecs are not used, whatever the rules list
   bool improve = true;    // false: construction alone
   double effort = 1.0;    // multiplies the work that local search may spend
+  // By position: bytes of the budget to leave free there, e.g. where offsets did not fit. Empty: none.
+  std::vector<Bytes> reserve;
 };
 
 struct Placement {

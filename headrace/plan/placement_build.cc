@@ -126,8 +126,11 @@ class Construction {
     };
     const int32_t written = last_write(span.after);
     if (value.home == tier && written < 0) return true;
-    if (p_.cyclic && value.persistent && value.writes.empty()) return true;
     const ValueState& state = s_.value(v);
+    if (p_.cyclic && value.persistent && value.writes.empty() &&
+        (span.wraps || !span.loads_back || state.gaps.back().tier == tier)) {
+      return true;
+    }
     for (int32_t i = 0; i < static_cast<int32_t>(state.gaps.size()); ++i) {
       const Gap& g = state.gaps[at(i)];
       if (i == gap || g.way != Way::kMove || g.tier != tier || g.moved < bytes) continue;
@@ -139,7 +142,9 @@ class Construction {
   Option move_option(int32_t v, int32_t gap, TierId tier, Bytes kept, Bytes over) const {
     Option o;
     const TierInfo& link = tiers_[tier.index()];
-    const Bytes part = std::min(kept, round_up(over, kGrain));
+    // What is away when a cycle begins is away as a whole.
+    const bool whole = s_.span(v, gap).wraps || (p_.cyclic && !s_.span(v, gap).loads_back);
+    const Bytes part = whole ? kept : std::min(kept, round_up(over, kGrain));
     const Bytes had = s_.value(v).gaps[at(gap)].moved;
     if (!s_.allowed_tier(v, tier) || !s_.tier_has_room(v, gap, tier, part)) return o;
     const bool has_copy = copied(v, gap, tier, had + part);
@@ -221,6 +226,8 @@ Result<State> ruled_state(const Problem& problem, const PlaceOptions& options) {
     int32_t longest = -1, length = 0;
     for (int32_t i = 0; i < static_cast<int32_t>(state.value(v).gaps.size()); ++i) {
       const Span s = state.span(v, i);
+      const bool part = value.rule->remote_max_bytes > 0 && value.rule->remote_max_bytes < value.bytes;
+      if (part && (s.wraps || (problem.cyclic && !s.loads_back))) continue;
       const int32_t positions = s.exists ? s.hi - s.lo + 1 + s.hi2 - s.lo2 + 1 : 0;
       if (positions > length) longest = i, length = positions;
     }

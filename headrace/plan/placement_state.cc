@@ -12,9 +12,11 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 bool away(Way way) { return way != Way::kKeep; }
 
-// Bytes per position with nothing kept: what touches need, workspace and constants.
-std::vector<Bytes> touched_bytes(const Problem& p) {
-  std::vector<Bytes> bytes(at(p.size()), p.fixed_bytes);
+// Bytes per position with nothing kept: what touches need, workspace, constants, the reserve.
+std::vector<Bytes> touched_bytes(const Problem& p, const std::vector<Bytes>& reserve) {
+  std::vector<Bytes> bytes = reserve;
+  bytes.resize(at(p.size()), 0);
+  for (Bytes& b : bytes) b += p.fixed_bytes;
   for (int32_t k = 0; k < p.size(); ++k) bytes[at(k)] += p.workspace[at(k)];
   for (const Value& v : p.values) {
     for (int32_t k : v.touches) bytes[at(k)] += v.bytes;
@@ -33,7 +35,7 @@ State::State(const Problem& problem, const PlaceOptions& options)
       extra_ns_(at(problem.size()), 0),
       extra_bytes_(at(problem.size()), 0),
       birth_bytes_(at(problem.size()), 0),
-      planned_(touched_bytes(problem)),
+      planned_(touched_bytes(problem, options.reserve)),
       save_mark_(problem.values.size(), -1),
       recompute_(options.recompute && problem.request->recompute) {
   const std::vector<TierInfo>& tiers = problem.machine->tiers;

@@ -12,6 +12,9 @@ namespace {
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 constexpr int32_t kNone = -1;
+// Lead of a load over its use, where there is room: whichever is more.
+constexpr int32_t kLeadOps = 5;
+constexpr double kLeadShare = 0.15;
 
 // ---------------------------------------------------------------------------- pieces
 
@@ -40,22 +43,40 @@ class PieceBuilder {
  private:
   static bool moves(const Gap& g) { return g.way == Way::kMove && g.moved > 0; }
 
-  // Gaps in the order in which copies come about: from the last write on, around the cycle.
+  // Gaps in the order in which copies come about: from the last write on, around the cycle. A copy
+  // outlives the end of the cycle when the value is away then.
   void visit(int32_t v) {
     const Value& value = p_.values[at(v)];
     const int32_t n = static_cast<int32_t>(s_.value(v).gaps.size());
     const bool cyclic = p_.cyclic && value.persistent;
+    const Gap& around = s_.value(v).gaps.back();
     copies_.clear();
     if (value.home.valid()) copies_.push_back({Range{0, value.bytes}, value.home, 0, kNone});
     int32_t first = 0;
-    if (cyclic && value.writes.empty() && !value.home.valid()) everywhere_ = true;
-    if (cyclic && !value.writes.empty()) {
+    if (cyclic && moves(around) && value.writes.empty()) {
+      copies_.push_back({Range{0, value.bytes}, around.tier, 0, kNone});
+    }
+    if (cyclic && moves(around) && !value.writes.empty()) {
       while (first + 1 < n && s_.span(v, first).after < value.writes.back()) ++first;
     }
     for (int32_t i = first; i < n; ++i) visit(v, i);
-    for (Copy& c : copies_) c.piece = kNone;  // made in the cycle before
+    for (Copy& c : copies_) {
+      c.piece = kNone;  // made in the cycle before
+      c.since = 0;
+    }
     for (int32_t i = 0; i < first; ++i) visit(v, i);
-    everywhere_ = false;
+  }
+
+  // First position before which the bytes that the gap takes away can be stored: after the last write
+  // and after the last time that they came back.
+  int32_t release(int32_t v, int32_t gap, int32_t since) const {
+    const ValueState& state = s_.value(v);
+    for (int32_t i = gap - 1; i >= 0; --i) {
+      const int32_t touch = state.touches[at(i)].position;
+      if (touch < since) return since;
+      if (state.gaps[at(i)].way != Way::kKeep) return touch + 1;
+    }
+    return since;
   }
 
   void visit(int32_t v, int32_t gap) {
@@ -91,21 +112,21 @@ class PieceBuilder {
     piece.gap = gap;
     piece.range = begin == 0 && end == value.bytes ? Range{} : Range{begin, end - begin};
     piece.bytes = end - begin;
-    piece.release = since;
+    piece.release = release(v, gap, since);
     piece.after = span.after;
     piece.use = span.before;
-    piece.wraps = span.wraps;
+    piece.wraps = span.wraps || (p_.cyclic && value.persistent && !span.loads_back);
     piece.tier = tier;
     piece.latency_ns = link.latency_ns;
     piece.need = s_.next_over(span.lo);
     if (piece.need < 0 || piece.need > span.before) piece.need = std::max(span.before, span.lo);
     if (value.rule != nullptr) piece.priority = value.rule->prefetch_priority;
-    if (copy == nullptr && !everywhere_) {
+    if (copy == nullptr) {
       piece.stored_by = static_cast<int32_t>(out_.size());
       piece.out = link_stream(tiers_, tier, InstrKind::kStore).value;
       piece.out_ns = static_cast<Nanos>(bytes / link.store_bytes_per_s * 1e9);
       copies_.push_back({Range{begin, end - begin}, tier, since, piece.stored_by});
-    } else if (copy != nullptr) {
+    } else {
       piece.stored_by = copy->piece;
     }
     if (span.loads_back) {
@@ -120,7 +141,6 @@ class PieceBuilder {
   Bytes chunk_;
   const std::vector<TierInfo>& tiers_;
   std::vector<Copy> copies_;
-  bool everywhere_ = false;  // never written: the copy is there at entry
   std::vector<Piece> out_;
 };
 
@@ -157,10 +177,11 @@ enum class Phase : uint8_t {
 
 class Walk {
  public:
-  Walk(const State& state, const std::vector<Piece>& pieces)
+  Walk(const State& state, const std::vector<Piece>& pieces, const std::vector<Nanos>& not_before)
       : p_(state.problem()),
         s_(state),
         pieces_(pieces),
+        not_before_(not_before),
         n_(p_.size()),
         profile_(state.planned()),
         released_(n_, pieces, [this](const Piece& x) { return std::min(x.release, n_); }),
@@ -370,7 +391,9 @@ class Walk {
   void fill_loads(int32_t k, Nanos memory, Nanos until) {
     for (size_t s = 0; s < loads_.size(); ++s) {
       while (!loads_[s].empty() && std::max(link_free_[s], now_) < until) {
-        const Piece& x = piece(std::get<2>(loads_[s].top()));
+        const int32_t i = std::get<2>(loads_[s].top());
+        if (!not_before_.empty() && until < not_before_[at(i)]) break;
+        const Piece& x = piece(i);
         const Bytes room = p_.budget - x.bytes;
         if (profile_.at_position(k) + pending_ > room) break;
         if (profile_.max(k, x.use - 1) > room) break;
@@ -392,6 +415,7 @@ class Walk {
   const Problem& p_;
   const State& s_;
   const std::vector<Piece>& pieces_;
+  const std::vector<Nanos>& not_before_;  // by piece; empty: no limit
   int32_t n_;
   Profile profile_;  // planned bytes, with loads issued so far
   ByPosition released_, opened_, closed_;
@@ -413,9 +437,37 @@ std::vector<Piece> pieces_of(const State& state, Bytes chunk) {
   return PieceBuilder(state, chunk).run();
 }
 
-Timeline schedule_transfers(const State& state, const std::vector<Piece>& pieces) {
+Timeline schedule_transfers(const State& state, const std::vector<Piece>& pieces,
+                            const std::vector<Nanos>& not_before) {
   HR_CHECK(state.fits(), "transfers are scheduled for what fits");
-  return Walk(state, pieces).run();
+  return Walk(state, pieces, not_before).run();
+}
+
+std::vector<Nanos> late_starts(const State& state, const std::vector<Piece>& pieces,
+                               const Timeline& timeline) {
+  const Problem& p = state.problem();
+  std::vector<int32_t> order;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (timeline.listed[i].load >= 0) order.push_back(static_cast<int32_t>(i));
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    const Piece &x = pieces[at(a)], &y = pieces[at(b)];
+    return std::pair(x.use, -x.priority) > std::pair(y.use, -y.priority);
+  });
+  std::vector<Nanos> next;  // by stream: when the load after this one must start
+  std::vector<Nanos> starts(pieces.size(), 0);
+  for (int32_t i : order) {
+    const Piece& x = pieces[at(i)];
+    if (next.size() <= at(x.in)) next.resize(at(x.in) + 1, INT64_MAX);
+    const Nanos use = timeline.begin_ns[at(x.use)] - state.extra_ns(x.use) - x.latency_ns;
+    const Nanos start = std::min(use, next[at(x.in)]) - x.in_ns;
+    next[at(x.in)] = start;
+    const Nanos ops = timeline.begin_ns[at(x.use)] -
+                      timeline.begin_ns[at(std::max(0, x.use - kLeadOps))];
+    const Nanos copy = static_cast<Nanos>(kLeadShare * static_cast<double>(x.in_ns));
+    starts[at(i)] = std::min(start, start - std::max(ops, copy));
+  }
+  return starts;
 }
 
 }  // namespace headrace::plan

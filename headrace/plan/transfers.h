@@ -60,7 +60,15 @@ struct Timeline {
 // The pieces of `state`, in the order of values; none larger than `chunk` bytes (0: no limit).
 std::vector<Piece> pieces_of(const State& state, Bytes chunk);
 
-// Precondition: state.fits(). Deterministic; O((positions + pieces) log) time.
-Timeline schedule_transfers(const State& state, const std::vector<Piece>& pieces);
+// Precondition: state.fits(). Deterministic; O((positions + pieces) log) time. `not_before`: by piece,
+// the time before which its load is not issued unless its use is next; empty: as early as possible.
+Timeline schedule_transfers(const State& state, const std::vector<Piece>& pieces,
+                            const std::vector<Nanos>& not_before = {});
+
+// For a second schedule of the same pieces: when each load must start for its use, and those after it
+// on its link, to come no later than in `timeline`; less a lead of kLeadOps ops and kLeadShare of the
+// copy time. Bytes that come back no earlier than that leave room for the offsets of others.
+std::vector<Nanos> late_starts(const State& state, const std::vector<Piece>& pieces,
+                               const Timeline& timeline);
 
 }  // namespace headrace::plan
