@@ -8,26 +8,6 @@
 
 namespace headrace {
 
-std::string json_quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      out += text_of("\\u%04x", byte);
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
 void JsonWriter::newline() {
   out_ += '\n';
   out_.append(2 * scopes_.size(), ' ');

@@ -4,8 +4,8 @@
 // Promises
 //   1. Keys and values appear in the order of the calls; the result is one valid JSON
 //      value, two spaces an indent, arrays of numbers on one line.
-//   2. Numbers round-trip; NaN and infinities become null. Text that is not UTF-8 is the
-//      caller's mistake: bytes are passed through.
+//   2. Numbers round-trip; NaN and infinities become null. Bytes that are not UTF-8 become
+//      U+FFFD.
 // Misuse (a key inside an array, an end that does not match) aborts.
 #pragma once
 
@@ -13,6 +13,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "headrace/base/json_text.h"
 
 namespace headrace {
 
@@ -55,8 +57,5 @@ class JsonWriter {
   bool first_ = true;     // nothing in the innermost scope yet
   bool has_key_ = false;  // a key waits for its value
 };
-
-// `text` between double quotes, escaped as RFC 8259 asks.
-std::string json_quoted(std::string_view text);
 
 }  // namespace headrace

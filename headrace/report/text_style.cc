@@ -46,6 +46,15 @@ std::string human_count(double n) {
   return text_of(n < 9.995 ? "%.2f%s" : n < 99.95 ? "%.1f%s" : "%.0f%s", n, kUnits[unit]);
 }
 
+std::string terminal_text(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = '?';
+  }
+  return out;
+}
+
 int columns(std::string_view text) {
   int n = 0;
   for (size_t i = 0; i < text.size(); ++i) {

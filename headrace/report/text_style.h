@@ -23,6 +23,8 @@ std::string human_time(Nanos ns);
 std::string human_number(double x);
 // "1,234,567".
 std::string grouped(int64_t n);
+// `text` as a terminal may show it: control characters, line ends among them, become "?".
+std::string terminal_text(std::string_view text);
 // "1.54 B", "135 M", "12.3 K": counts of parameters.
 std::string human_count(double n);
 
