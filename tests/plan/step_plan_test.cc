@@ -52,7 +52,9 @@ TEST(StepPlan, RandomStepsVerifyFitAndAreNoSlowerThanAnyPolicy) {
       EXPECT_LE(plan.program.arena_bytes, r.budget);
       EXPECT_LE(plan.bound.total_ns, plan.predicted.total_ns) << plan.bound.reason;
       for (const Considered& c : plan.portfolio) {
-        if (c.fits) EXPECT_LE(plan.predicted.total_ns, c.predicted_ns) << c.policy;
+        if (c.fits) {
+          EXPECT_LE(plan.predicted.total_ns, c.predicted_ns) << c.policy;
+        }
       }
       // The same request, the same plan.
       if (seed % 8 == 0) {
