@@ -153,7 +153,7 @@ Result<Placement> place(const Problem& problem, const PlaceOptions& options) {
   Nanos best_ns = 0;
   for (double price : kPrices) {
     State state = start;
-    const Unfit unfit = build(state, price);
+    const Unfit unfit = build(state, {.price = price});
     ++result.work;
     if (unfit.position >= 0) {
       if (result.worst_position < 0 || unfit.bytes < result.missing_bytes) {

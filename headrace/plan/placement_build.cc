@@ -24,8 +24,9 @@ struct Option {
 
 class Construction {
  public:
-  Construction(State& state, double price)
-      : s_(state), p_(state.problem()), price_(price), tiers_(p_.machine->tiers) {
+  Construction(State& state, const BuildOptions& options)
+      : s_(state), p_(state.problem()), options_(options), price_(options.price),
+        tiers_(p_.machine->tiers), no_reruns_(at(p_.size()), false) {
     std::vector<Nanos> free = p_.cost;
     int32_t streams = 0;
     for (size_t t = 1; t < tiers_.size(); ++t) {
@@ -42,6 +43,9 @@ class Construction {
     for (int32_t k = 0; k < p_.size(); ++k) {
       over_before_[at(k) + 1] = over_before_[at(k)] + (s_.over(k) > 0 ? 1 : 0);
     }
+    for (int32_t v = 0; v < s_.values(); ++v) {
+      for (int32_t i = 0; i < static_cast<int32_t>(s_.value(v).gaps.size()); ++i) book(v, i);
+    }
   }
 
   Unfit run() {
@@ -49,8 +53,16 @@ class Construction {
     while (!s_.fits()) {
       const int32_t worst = s_.planned().argmax();
       const Bytes over = s_.over(worst);
-      left -= free_at(worst);
-      if (s_.over(worst) > 0 || left < 0) return {worst, std::max(s_.over(worst), over)};
+      left -= free_at(worst) + 1;
+      if (left < 0) return {worst, over};
+      if (s_.over(worst) <= 0) continue;
+      // What runs again before it may be what is too much there.
+      if (no_reruns_[at(worst)] || s_.reruns(worst).empty()) return {worst, s_.over(worst)};
+      no_reruns_[at(worst)] = true;
+      while (!s_.reruns(worst).empty()) {
+        const int32_t v = s_.reruns(worst).front();
+        s_.set(v, s_.gap_at(v, worst - 1), Gap{});
+      }
     }
     return {};
   }
@@ -94,16 +106,38 @@ class Construction {
     if (kept <= 0) return best;
     const Bytes over = s_.over(w);
     if (over <= 0) return best;
+    const bool banned =
+        v == options_.banned_value && s_.span(v, gap).before == options_.banned_before;
     for (size_t t = 1; t < tiers_.size(); ++t) {
       const TierId tier(static_cast<int64_t>(t));
       if (now.way == Way::kMove && now.tier != tier) continue;
+      if (banned && options_.banned_way == Way::kMove) continue;
       const Option o = move_option(v, gap, tier, kept, over);
       if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
     }
-    const Option o = rerun_option(v, gap, w, over);
+    const Option o = banned && options_.banned_way == Way::kRecompute
+                         ? Option()
+                         : rerun_option(v, gap, w, over);
     if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
     if (best.gap.way != Way::kKeep) best.ratio += kCoverWeight * byte_ns_ * uncovered(v, gap);
+    if (options_.noise > 0) best.ratio *= 1 + options_.noise * random(v);
     return best;
+  }
+
+  // In [0, 1), the same for a value throughout (SplitMix64: Steele, Lea and Flood, 2014).
+  double random(int32_t v) const {
+    uint64_t z = options_.seed + 0x9e3779b97f4a7c15u * (static_cast<uint64_t>(v) + 1);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+  }
+
+  // Takes the link time of a gap that is moved already.
+  void book(int32_t v, int32_t gap) {
+    const Gap& g = s_.value(v).gaps[at(gap)];
+    if (g.way != Way::kMove || !s_.span(v, gap).exists) return;
+    Option o = window(v, gap, g.tier, g.moved);
+    take(g.tier, o);
   }
 
   // The share of the positions over budget at the begin that the gap does not cover.
@@ -139,16 +173,11 @@ class Construction {
     return false;
   }
 
-  Option move_option(int32_t v, int32_t gap, TierId tier, Bytes kept, Bytes over) const {
+  // When `bytes` of a gap can be stored and loaded at no cost, and how long that takes.
+  Option window(int32_t v, int32_t gap, TierId tier, Bytes bytes) const {
     Option o;
     const TierInfo& link = tiers_[tier.index()];
-    // What is away when a cycle begins is away as a whole.
-    const bool whole = s_.span(v, gap).wraps || (p_.cyclic && !s_.span(v, gap).loads_back);
-    const Bytes part = whole ? kept : std::min(kept, round_up(over, kGrain));
-    const Bytes had = s_.value(v).gaps[at(gap)].moved;
-    if (!s_.allowed_tier(v, tier) || !s_.tier_has_room(v, gap, tier, part)) return o;
-    const bool has_copy = copied(v, gap, tier, had + part);
-    if (!has_copy && link.store_bytes_per_s <= 0) return o;
+    const bool has_copy = copied(v, gap, tier, s_.value(v).gaps[at(gap)].moved + bytes);
     const Span s = s_.span(v, gap);
     const Bytes budget = p_.budget;
     int32_t first = s_.planned().first_above(s.lo, s.hi, budget);
@@ -162,9 +191,23 @@ class Construction {
     o.out_hi = first - 1;
     o.in_lo = last + 1;
     o.in_hi = s.before - 1;
+    o.out_ns = has_copy ? 0 : static_cast<Nanos>(static_cast<double>(bytes) / link.store_bytes_per_s * 1e9);
+    o.in_ns = s.loads_back ? static_cast<Nanos>(static_cast<double>(bytes) / link.load_bytes_per_s * 1e9) : 0;
+    return o;
+  }
+
+  Option move_option(int32_t v, int32_t gap, TierId tier, Bytes kept, Bytes over) const {
+    Option o;
+    const TierInfo& link = tiers_[tier.index()];
+    // What is away when a cycle begins is away as a whole.
+    const bool whole = s_.span(v, gap).wraps || (p_.cyclic && !s_.span(v, gap).loads_back);
+    const Bytes part = whole ? kept : std::min(kept, round_up(over, kGrain));
+    const Bytes had = s_.value(v).gaps[at(gap)].moved;
+    if (!s_.allowed_tier(v, tier) || !s_.tier_has_room(v, gap, tier, part)) return o;
+    const bool has_copy = copied(v, gap, tier, had + part);
+    if (!has_copy && link.store_bytes_per_s <= 0) return o;
+    o = window(v, gap, tier, part);
     const double bytes = static_cast<double>(part);
-    o.out_ns = has_copy ? 0 : static_cast<Nanos>(bytes / link.store_bytes_per_s * 1e9);
-    o.in_ns = s.loads_back ? static_cast<Nanos>(bytes / link.load_bytes_per_s * 1e9) : 0;
     const int32_t out = link_stream(tiers_, tier, InstrKind::kStore).value;
     const int32_t in = link_stream(tiers_, tier, InstrKind::kLoad).value;
     const Nanos late =
@@ -178,7 +221,7 @@ class Construction {
 
   Option rerun_option(int32_t v, int32_t gap, int32_t w, Bytes over) {
     Option o;
-    if (!p_.values[at(v)].can_recompute) return o;
+    if (!p_.values[at(v)].can_recompute || no_reruns_[at(s_.span(v, gap).before)]) return o;
     const Nanos before_ns = s_.extra_ns();
     const Bytes before_max = s_.planned().max();
     s_.begin();
@@ -200,18 +243,24 @@ class Construction {
       return;
     }
     s_.set(v, gap, o.gap);
-    const int32_t out = link_stream(tiers_, o.gap.tier, InstrKind::kStore).value;
-    const int32_t in = link_stream(tiers_, o.gap.tier, InstrKind::kLoad).value;
+    take(o.gap.tier, o);
+  }
+
+  void take(TierId tier, const Option& o) {
+    const int32_t out = link_stream(tiers_, tier, InstrKind::kStore).value;
+    const int32_t in = link_stream(tiers_, tier, InstrKind::kLoad).value;
     if (o.out_ns > 0) links_[at(out)].take_early(o.out_lo, o.out_hi, o.out_ns);
     if (o.in_ns > 0) links_[at(in)].take_late(o.in_lo, o.in_hi, o.in_ns);
   }
 
   State& s_;
   const Problem& p_;
+  const BuildOptions& options_;
   double price_;
   const std::vector<TierInfo>& tiers_;
   double byte_ns_ = 0;                // to the slowest tier and back
   std::vector<Calendar> links_;       // by stream
+  std::vector<bool> no_reruns_;       // by position: what ran again before it was too much there
   std::vector<int32_t> over_before_;  // positions over budget at the begin, before position k
 };
 
@@ -251,6 +300,6 @@ Result<State> ruled_state(const Problem& problem, const PlaceOptions& options) {
   return state;
 }
 
-Unfit build(State& state, double price) { return Construction(state, price).run(); }
+Unfit build(State& state, const BuildOptions& options) { return Construction(state, options).run(); }
 
 }  // namespace headrace::plan

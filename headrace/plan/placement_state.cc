@@ -161,15 +161,15 @@ bool State::tier_has_room(int32_t v, int32_t gap, TierId tier, Bytes bytes) cons
 }
 
 void State::save(int32_t v) {
-  if (!open_ || save_mark_[at(v)] == transaction_) return;
-  save_mark_[at(v)] = transaction_;
+  if (open_.empty() || save_mark_[at(v)] == open_.back().transaction) return;
+  save_mark_[at(v)] = open_.back().transaction;
   saved_.push_back({v, values_[at(v)]});
 }
 
 void State::add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier) {
   if (lo > hi || bytes == 0) return;
   (tier == 0 ? planned_ : tiers_[at(tier)]).add(lo, hi, bytes);
-  if (open_) added_.push_back({lo, hi, bytes, tier});
+  if (!open_.empty()) added_.push_back({lo, hi, bytes, tier});
 }
 
 // Adds (sign 1) or takes away (-1) what a gap holds, on the device and in its tier.
@@ -196,34 +196,37 @@ void State::charge(int32_t v, int32_t gap, int sign) {
 }
 
 void State::begin() {
-  HR_CHECK(!open_, "one transaction at a time");
-  open_ = true;
-  ++transaction_;
+  open_.push_back({saved_.size(), added_.size(), rerun_log_.size(), transactions_++});
 }
 
 void State::commit() {
-  open_ = false;
+  open_.pop_back();
+  if (!open_.empty()) return;
   saved_.clear();
   added_.clear();
   rerun_log_.clear();
 }
 
 void State::rollback() {
-  open_ = false;
-  for (auto it = added_.rbegin(); it != added_.rend(); ++it) {
-    (it->tier == 0 ? planned_ : tiers_[at(it->tier)]).add(it->lo, it->hi, -it->bytes);
+  const Mark mark = open_.back();
+  for (; added_.size() > mark.added; added_.pop_back()) {
+    const Added& a = added_.back();
+    (a.tier == 0 ? planned_ : tiers_[at(a.tier)]).add(a.lo, a.hi, -a.bytes);
   }
-  for (auto it = rerun_log_.rbegin(); it != rerun_log_.rend(); ++it) {
-    auto& list = reruns_[at(it->position)];
-    if (it->added) {
-      list.erase(std::find(list.begin(), list.end(), it->value));
+  std::vector<int32_t> positions;
+  for (; rerun_log_.size() > mark.reruns; rerun_log_.pop_back()) {
+    const Rerun& r = rerun_log_.back();
+    auto& list = reruns_[at(r.position)];
+    if (r.added) {
+      list.erase(std::find(list.begin(), list.end(), r.value));
     } else {
-      list.push_back(it->value);
+      list.push_back(r.value);
     }
+    positions.push_back(r.position);
   }
-  for (auto it = rerun_log_.rbegin(); it != rerun_log_.rend(); ++it) recount(it->position);
-  for (auto it = saved_.rbegin(); it != saved_.rend(); ++it) {
-    values_[at(it->value)] = std::move(it->state);
+  for (int32_t k : positions) recount(k);
+  for (; saved_.size() > mark.saved; saved_.pop_back()) {
+    values_[at(saved_.back().value)] = std::move(saved_.back().state);
   }
   commit();
 }
@@ -274,14 +277,14 @@ void State::recount(int32_t k) {
 
 void State::add_rerun(int32_t v, int32_t position) {
   reruns_[at(position)].push_back(v);
-  if (open_) rerun_log_.push_back({position, v, true});
+  if (!open_.empty()) rerun_log_.push_back({position, v, true});
   recount(position);
 }
 
 void State::remove_rerun(int32_t v, int32_t position) {
   auto& list = reruns_[at(position)];
   list.erase(std::find(list.begin(), list.end(), v));
-  if (open_) rerun_log_.push_back({position, v, false});
+  if (!open_.empty()) rerun_log_.push_back({position, v, false});
   recount(position);
 }
 
@@ -391,14 +394,16 @@ bool State::rerun(int32_t v, int32_t gap, double ns_per_byte, int depth) {
 
 bool State::try_rerun(int32_t v, int32_t gap, double ns_per_byte) {
   if (values_[at(v)].gaps[at(gap)].way == Way::kRecompute) return false;
-  const bool own = !open_;
-  if (own) begin();
+  begin();
   const int32_t before = span(v, gap).before;
   save(v);
   set(v, gap, Gap{});
   const bool done = rerun(v, index_of(v, before), ns_per_byte, 0);
-  if (own && done) commit();
-  if (own && !done) rollback();
+  if (done) {
+    commit();
+  } else {
+    rollback();
+  }
   return done;
 }
 

@@ -80,7 +80,7 @@ class State {
   void set(int32_t v, int32_t gap, const Gap& way);
   // Runs the op of `v` again before the touch that ends the gap. Inputs that are dead by then are run
   // again as well where that costs at most `ns_per_byte` of theirs, else kept until then. False: not
-  // possible; inside a transaction the caller must roll back then.
+  // possible, nothing changed.
   bool try_rerun(int32_t v, int32_t gap, double ns_per_byte);
 
   // Time that the ops that run again, and codecs, add before position k; and in all.
@@ -88,9 +88,16 @@ class State {
   Nanos extra_ns() const { return extra_total_; }
   const std::vector<int32_t>& reruns(int32_t k) const { return reruns_[static_cast<size_t>(k)]; }
 
+  // Transactions nest: rollback() takes back all since the matching begin(), commit() hands it to the
+  // one around.
   void begin();
   void rollback();
   void commit();
+
+  // Bytes at position k that only its op needs: what it writes first, and its workspace.
+  Bytes op_bytes(int32_t k) const {
+    return birth_bytes_[static_cast<size_t>(k)] + p_->workspace[static_cast<size_t>(k)];
+  }
 
   // Tier bytes: whether `bytes` more fit in `tier` over the whole of a gap.
   bool tier_has_room(int32_t v, int32_t gap, TierId tier, Bytes bytes) const;
@@ -142,8 +149,12 @@ class State {
   std::vector<Added> added_;
   std::vector<Rerun> rerun_log_;
   std::vector<int32_t> save_mark_;            // by value: the transaction that saved it
-  int32_t transaction_ = 0;
-  bool open_ = false;
+  struct Mark {
+    size_t saved, added, reruns;
+    int32_t transaction;
+  };
+  std::vector<Mark> open_;
+  int32_t transactions_ = 0;
   bool recompute_ = true;
 };
 

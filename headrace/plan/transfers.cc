@@ -242,11 +242,12 @@ class Walk {
     open(k);
     drop_stored(k, now_);
     close(k);
-    Nanos memory = now_;
     fill_stores(k, now_ + op_ns(k));
-    while (over(k) > 0) memory = std::max(memory, wait_for_store(k));
-    Nanos start = memory;
-    for (size_t s = 0; s < loads_.size(); ++s) start = std::max(start, load_due(k, s, memory));
+    memory_ = now_;
+    Nanos start = load_due(k);
+    while (over(k) > 0) wait_for_store(k, over(k));
+    const Nanos memory = memory_;
+    start = std::max(start, memory);
     if (start > now_) out_.stalls.push_back({k, start - memory, memory - now_});
     drop_stored(k, start);
     fill_loads(k, memory, start + op_ns(k));
@@ -307,8 +308,10 @@ class Walk {
     }
   }
 
-  Nanos wait_for_store(int32_t k) {
-    while (issued_ < over(k)) {
+  // Waits until the next pending store has ended; stores are issued until those on their way free
+  // `bytes`.
+  void wait_for_store(int32_t k, Bytes bytes) {
+    while (issued_ < bytes) {
       size_t best = ready_.size();
       for (size_t s = 0; s < ready_.size(); ++s) {
         if (ready_[s].empty()) continue;
@@ -317,7 +320,7 @@ class Walk {
       HR_CHECK(best < ready_.size(), "bytes pending that no store can free");
       issue_store(k, best);
     }
-    return pop_store(k);
+    memory_ = std::max(memory_, pop_store(k));
   }
 
   void issue_store(int32_t k, size_t s) {
@@ -358,16 +361,27 @@ class Walk {
     }
   }
 
-  // Loads whose value op k touches. Returns when the last has ended.
-  Nanos load_due(int32_t k, size_t s, Nanos memory) {
-    Nanos end = 0;
-    while (!loads_[s].empty() && std::get<0>(loads_[s].top()) <= k) {
-      end = std::max(end, issue_load(k, s, memory));
-    }
+  // Loads of what op k touches, each as soon as there is room for it without the bytes that only the
+  // op itself needs. Returns when the last of them, or of those issued before, has ended.
+  Nanos load_due(int32_t k) {
+    Bytes left = 0;  // counted in the profile, and not issued yet
     for (auto* i = closed_.begin(k); i != closed_.end(k); ++i) {
-      if (piece(*i).in == static_cast<int32_t>(s) && phase_[at(*i)] == Phase::kBack) {
-        end = std::max(end, loaded_[at(*i)]);
+      if (phase_[at(*i)] == Phase::kAway && piece(*i).in >= 0) left += piece(*i).bytes;
+    }
+    for (size_t s = 0; s < loads_.size() && left > 0; ++s) {
+      while (!loads_[s].empty() && std::get<0>(loads_[s].top()) <= k) {
+        left -= piece(std::get<2>(loads_[s].top())).bytes;
+        while (true) {
+          const Bytes missing = over(k) - s_.op_bytes(k) - left;
+          if (missing <= 0) break;
+          wait_for_store(k, missing);
+        }
+        issue_load(k, s, memory_);
       }
+    }
+    Nanos end = 0;
+    for (auto* i = closed_.begin(k); i != closed_.end(k); ++i) {
+      if (phase_[at(*i)] == Phase::kBack) end = std::max(end, loaded_[at(*i)]);
     }
     return end;
   }
@@ -425,6 +439,7 @@ class Walk {
   std::vector<Heap> ready_, loads_;  // by stream
   Heap stores_;                      // issued stores of open gaps, by end
   std::vector<Nanos> link_free_;
+  Nanos memory_ = 0;   // when the bytes that op k needs are there
   Bytes pending_ = 0;  // of open gaps, not dropped yet
   Bytes issued_ = 0;   // of these: the store is on its way
   Nanos now_ = 0;
