@@ -170,7 +170,7 @@ Result<Placement> place(const Problem& problem, const PlaceOptions& options) {
     if (start.fits()) break;
   }
   if (best == nullptr) return result;
-  Improved improved{std::move(*best), 0, 0};
+  Improved improved{std::move(*best), 0, best_ns, 0};
   if (options.improve) improved = improve(std::move(improved.state), options.effort);
   result.work += improved.work;
   const std::vector<Piece> pieces = pieces_of(improved.state, improved.chunk);
