@@ -28,6 +28,19 @@ const char* name_of(Role role) { return kRoles[static_cast<size_t>(role)]; }
 const char* name_of(OpKind kind) { return kOps[static_cast<size_t>(kind)]; }
 const char* name_of(Attr attr) { return kAttrs[static_cast<size_t>(attr)]; }
 
+DataClass shown_class(const Tensor& t) {
+  if (t.data_class != DataClass::kActivation) return t.data_class;
+  switch (t.role) {
+    case Role::kWeight:
+    case Role::kGathered: return DataClass::kWeight;
+    case Role::kConstant: return DataClass::kOther;
+    case Role::kState: return t.slot.layer >= 0 ? DataClass::kKv : DataClass::kActivation;
+    case Role::kActivation:
+    case Role::kOutput: break;
+  }
+  return DataClass::kActivation;
+}
+
 Graph without_outputs(Graph graph) {
   std::vector<bool> needed(graph.tensors.size(), false);
   std::vector<Op> kept;

@@ -78,6 +78,9 @@ struct Tensor {
   std::vector<float> constant;     // kConstant, f32 [rows, cols]
   bool operator==(const Tensor&) const = default;
 };
+// The class that a tensor is reported under: its own, or what its role says where the builder left
+// the default.
+DataClass shown_class(const Tensor& tensor);
 
 // Inputs and outputs are given in the order listed. "x?" may be absent (an invalid TensorId).
 // All activations are f32 unless said otherwise; `out` of norm, attention and gated_act may be

@@ -2,87 +2,128 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 namespace headrace {
 namespace {
 
-std::string json_string(const std::string& s) {
-  std::string out = "\"";
-  for (unsigned char c : s) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += static_cast<char>(c);
-    } else if (c < 0x20) {
-      out += text_of("\\u%04x", c);
-    } else {
-      out += static_cast<char>(c);
-    }
+using ClassBytes = std::array<Bytes, kDataClassCount + 1>;
+
+// Bytes of a tier by class while residencies come and go. Residencies that share bytes start at the
+// same offset (verify() sees to it); the largest of those alive counts.
+class Holder {
+ public:
+  explicit Holder(const Graph& graph) : g_(graph) {}
+
+  void begin(const Residency& r) {
+    auto& sizes = alive_[r.offset];
+    count(sizes, -1);
+    sizes.insert({r.bytes, slot(r)});
+    count(sizes, 1);
   }
-  return out + "\"";
+  void end(const Residency& r) {
+    const auto at = alive_.find(r.offset);
+    count(at->second, -1);
+    at->second.erase(at->second.find({r.bytes, slot(r)}));
+    count(at->second, 1);
+    if (at->second.empty()) alive_.erase(at);
+  }
+  const ClassBytes& bytes() const { return bytes_; }
+
+ private:
+  using Sizes = std::multiset<std::pair<Bytes, size_t>>;
+
+  size_t slot(const Residency& r) const {
+    return r.tensor.valid() ? static_cast<size_t>(shown_class(g_.at(r.tensor))) : kWorkspaceSlot;
+  }
+  void count(const Sizes& sizes, Bytes sign) {
+    if (!sizes.empty()) bytes_[sizes.rbegin()->second] += sign * sizes.rbegin()->first;
+  }
+
+  const Graph& g_;
+  std::map<Bytes, Sizes> alive_;
+  ClassBytes bytes_{};
+};
+
+// A residency that begins or ends; ends come before begins of the same time.
+struct Change {
+  int64_t time = 0;
+  bool begins = false;
+  const Residency* residency = nullptr;
+  bool operator<(const Change& o) const {
+    return time != o.time ? time < o.time : begins < o.begins;
+  }
+};
+
+// Calls point(time, bytes by class) after the last change of each time.
+template <typename Point>
+void play(const Graph& graph, std::vector<Change> changes, Point point) {
+  std::stable_sort(changes.begin(), changes.end());
+  Holder holder(graph);
+  for (size_t i = 0; i < changes.size(); ++i) {
+    const Change& c = changes[i];
+    c.begins ? holder.begin(*c.residency) : holder.end(*c.residency);
+    if (i + 1 == changes.size() || changes[i + 1].time != c.time) point(c.time, holder.bytes());
+  }
+}
+
+// When the bytes of `r` are free, see time_curve.
+Nanos end_time(const Program& p, const Trace& trace, const Residency& r) {
+  if (r.end == p.exit()) return trace.total_ns;
+  const Instr& i = p.instrs[r.end.index()];
+  if (i.kind == InstrKind::kDetach && i.tensor == r.tensor) {
+    return trace.records[r.end.index()].end_ns;
+  }
+  return r.end.value == 0 ? 0 : trace.records[r.end.index() - 1].end_ns;
 }
 
 }  // namespace
 
-std::vector<MemoryPoint> memory_curve(const Program& program) {
-  std::map<int32_t, std::vector<const Residency*>> begins, ends;
-  std::set<int32_t> steps;
+std::vector<ClassPoint> class_curve(const Program& program, TierId tier) {
+  std::vector<Change> changes;
   for (const Residency& r : program.residencies) {
-    begins[r.begin.value].push_back(&r);
-    ends[r.end.value].push_back(&r);
-    steps.insert({r.begin.value, r.end.value});
+    if (r.tier != tier) continue;
+    changes.push_back({r.begin.value, true, &r});
+    changes.push_back({r.end.value, false, &r});
   }
-  // Residencies that share bytes start at the same offset (verify() sees to it); the largest of
-  // those alive counts.
-  std::map<Bytes, std::multiset<Bytes>> alive;
-  const auto largest = [](const std::multiset<Bytes>& sizes) {
-    return sizes.empty() ? Bytes{0} : *sizes.rbegin();
-  };
+  std::vector<ClassPoint> curve;
+  play(*program.graph, std::move(changes), [&](int64_t step, const ClassBytes& bytes) {
+    curve.push_back({static_cast<int32_t>(step), bytes});
+  });
+  return curve;
+}
+
+std::vector<MemoryPoint> memory_curve(const Program& program, TierId tier) {
   std::vector<MemoryPoint> curve;
-  Bytes held = 0;
-  for (int32_t step : steps) {
-    for (const Residency* r : ends[step]) {
-      auto& sizes = alive[r->offset];
-      held -= largest(sizes);
-      sizes.erase(sizes.find(r->bytes));
-      held += largest(sizes);
-    }
-    for (const Residency* r : begins[step]) {
-      auto& sizes = alive[r->offset];
-      held -= largest(sizes);
-      sizes.insert(r->bytes);
-      held += largest(sizes);
-    }
-    curve.push_back({step, held});
+  for (const ClassPoint& p : class_curve(program, tier)) {
+    curve.push_back({p.step, std::accumulate(p.bytes.begin(), p.bytes.end(), Bytes{0})});
   }
   return curve;
 }
 
-Bytes peak_bytes(const Program& program) {
-  Bytes peak = 0;
-  for (const Residency& r : program.residencies) peak = std::max(peak, r.offset + r.bytes);
-  return peak;
+std::vector<TimePoint> time_curve(const Program& program, const Trace& trace, TierId tier) {
+  std::vector<Change> changes;
+  for (const Residency& r : program.residencies) {
+    if (r.tier != tier) continue;
+    const Nanos begin = r.begin == kEntry ? 0 : trace.records[r.begin.index()].begin_ns;
+    changes.push_back({begin, true, &r});
+    // One nanosecond at least, so that an end never comes before its begin.
+    changes.push_back({std::max(begin + 1, end_time(program, trace, r)), false, &r});
+  }
+  std::vector<TimePoint> curve;
+  play(*program.graph, std::move(changes), [&](int64_t time, const ClassBytes& bytes) {
+    curve.push_back({time, bytes});
+  });
+  return curve;
 }
 
-std::string to_chrome_json(const Program& program, const Trace& trace) {
-  const Graph& g = *program.graph;
-  std::string out = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n";
-  out += "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"name\":" +
-         json_string(program.name) + "}}";
-  for (size_t i = 0; i < program.instrs.size() && i < trace.records.size(); ++i) {
-    const Instr& instr = program.instrs[i];
-    const TraceRecord& r = trace.records[i];
-    if (instr.kind == InstrKind::kDetach) continue;
-    const bool compute = instr.kind == InstrKind::kCompute;
-    out += ",\n{\"name\":" + json_string(compute ? g.at(instr.op).name : g.at(instr.tensor).name);
-    out += text_of(",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,",
-                   name_of(instr.kind), instr.stream.value,
-                   static_cast<double>(r.begin_ns) / 1e3,
-                   static_cast<double>(r.end_ns - r.begin_ns) / 1e3);
-    out += text_of("\"args\":{\"step\":%zu,\"bytes\":%lld,\"stall_ns\":%lld}}", i,
-                   static_cast<long long>(r.bytes), static_cast<long long>(r.stall_ns));
+Bytes peak_bytes(const Program& program, TierId tier) {
+  Bytes peak = 0;
+  for (const Residency& r : program.residencies) {
+    if (r.tier == tier) peak = std::max(peak, r.offset + r.bytes);
   }
-  return out + "\n]}\n";
+  return peak;
 }
 
 }  // namespace headrace

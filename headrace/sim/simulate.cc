@@ -7,11 +7,51 @@ namespace {
 
 // Cycles after which a steady state is taken for granted.
 constexpr int kMaxCycles = 12;
+// Times stop here (127 years), so that no sum of them overflows, however slow the link.
+constexpr Nanos kEndOfTime = 4'000'000'000'000'000'000;
+
+Nanos clamped(double ns) {
+  return ns < static_cast<double>(kEndOfTime) ? static_cast<Nanos>(ns) : kEndOfTime;
+}
+Nanos later(Nanos time, Nanos by) { return std::min(kEndOfTime, time + std::min(by, kEndOfTime)); }
+
+// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), used as
+// a hash of a counter: what is drawn depends on the key alone, not on what was drawn before.
+uint64_t hash_of(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+// The instruction's cost under noise. The same op has the same factor wherever it stands, whenever
+// it runs again and in every plan of its graph, so that plans face the same world.
+Nanos noisy_cost(const Instr& i, const SimOptions& options) {
+  if (options.noise == 0) return i.cost_ns;
+  const int32_t id = i.kind == InstrKind::kCompute ? i.op.value : i.tensor.value;
+  const uint64_t what = static_cast<uint64_t>(id) * 64 + static_cast<uint64_t>(i.kind) * 8 +
+                        static_cast<uint64_t>(i.codec);
+  const uint64_t bits = hash_of(hash_of(options.seed) ^ what);
+  const double unit = static_cast<double>(bits >> 11) * 0x1p-53;  // [0, 1)
+  const double factor = 1 - options.noise + 2 * options.noise * unit;
+  return clamped(static_cast<double>(i.cost_ns) * std::max(0.0, factor) + 0.5);
+}
 
 class Player {
  public:
-  explicit Player(const Program& p)
-      : p_(p), finish_(p.instrs.size(), 0), link_free_(streams(p), 0) {}
+  Player(const Program& p, const SimOptions& options)
+      : p_(p), options_(options), tiers_(options.tiers.empty() ? p.tiers : options.tiers),
+        finish_(p.instrs.size(), 0) {
+    HR_CHECK(tiers_.size() == p.tiers.size(), "other tiers, but as many");
+    for (size_t t = 1; t < tiers_.size() && !options.tiers.empty(); ++t) {
+      const TierId tier(static_cast<int64_t>(t));
+      load_stream_.push_back(link_stream(tiers_, tier, InstrKind::kLoad));
+      store_stream_.push_back(link_stream(tiers_, tier, InstrKind::kStore));
+    }
+    int32_t most = 0;
+    for (const Instr& i : p.instrs) most = std::max(most, stream_of(i).value);
+    links_.resize(static_cast<size_t>(most) + 1);
+  }
 
   Trace cycle() {
     Trace trace;
@@ -23,10 +63,15 @@ class Player {
   }
 
  private:
-  static size_t streams(const Program& p) {
-    int32_t most = 0;
-    for (const Instr& i : p.instrs) most = std::max(most, i.stream.value);
-    return static_cast<size_t>(most) + 1;
+  struct Link {
+    Nanos free = 0;      // when the last transfer has left it
+    Nanos complete = 0;  // when that has arrived
+  };
+
+  // The Program's own streams, or those that other links give.
+  StreamId stream_of(const Instr& i) const {
+    if (!is_transfer(i.kind) || load_stream_.empty()) return i.stream;
+    return (i.kind == InstrKind::kStore ? store_stream_ : load_stream_)[i.tier.index() - 1];
   }
 
   void play(size_t s, Nanos start, Trace& trace) {
@@ -35,27 +80,34 @@ class Player {
     Nanos ready = 0;
     for (Step w : i.waits) ready = std::max(ready, finish_[w.index()]);
     if (i.kind == InstrKind::kDetach) {
-      finish_[s] = now_;
-      return;
-    }
-    if (i.kind == InstrKind::kCompute) {
+      finish_[s] = std::max(now_, ready);
+      r.begin_ns = r.end_ns = finish_[s] - start;
+    } else if (is_transfer(i.kind)) {
+      transfer(s, ready, start, trace);
+    } else {
       r.stall_ns = std::max<Nanos>(0, ready - now_);
-      r.begin_ns = now_ + r.stall_ns - start;
-      now_ += r.stall_ns + i.cost_ns;
+      now_ = std::max(now_, ready);
+      r.begin_ns = now_ - start;
+      now_ = later(now_, noisy_cost(i, options_));
       r.end_ns = now_ - start;
       finish_[s] = now_;
       trace.stall_ns += r.stall_ns;
-      return;
     }
-    const TierInfo& tier = p_.tiers[i.tier.index()];
-    const Tensor& t = p_.graph->at(i.tensor);
+  }
+
+  void transfer(size_t s, Nanos ready, Nanos start, Trace& trace) {
+    const Instr& i = p_.instrs[s];
+    TraceRecord& r = trace.records[s];
+    const TierInfo& tier = tiers_[i.tier.index()];
     const bool store = i.kind == InstrKind::kStore;
-    r.bytes = i.kind == InstrKind::kLoad ? load_extent(t.source).bytes : device_bytes(t);
+    r.bytes = range_bytes(p_.graph->at(i.tensor), i.range, i.codec);
     const double rate = store ? tier.store_bytes_per_s : tier.load_bytes_per_s;
-    Nanos& link = link_free_[i.stream.index()];
-    const Nanos begin = std::max({link, now_, ready});
-    link = begin + static_cast<Nanos>(static_cast<double>(r.bytes) / rate * 1e9);
-    finish_[s] = link + tier.latency_ns;
+    Link& link = links_[stream_of(i).index()];
+    const Nanos begin = std::max({link.free, now_, ready});
+    link.free = later(begin, clamped(static_cast<double>(r.bytes) / rate * 1e9));
+    // In the order listed, also where tiers of one link have different latencies.
+    link.complete = std::max(link.complete, later(link.free, tier.latency_ns));
+    finish_[s] = link.complete;
     r.begin_ns = begin - start;
     r.end_ns = finish_[s] - start;
     if (i.kind == InstrKind::kLoad) trace.loaded_bytes += r.bytes;
@@ -64,15 +116,18 @@ class Player {
   }
 
   const Program& p_;
+  const SimOptions& options_;
+  const std::vector<TierInfo>& tiers_;
+  std::vector<StreamId> load_stream_, store_stream_;  // by tier - 1; empty: the Program's
   Nanos now_ = 0;
-  std::vector<Nanos> finish_;     // by step: end of its latest execution
-  std::vector<Nanos> link_free_;  // by stream
+  std::vector<Nanos> finish_;  // by step: end of its latest execution
+  std::vector<Link> links_;    // by stream
 };
 
 }  // namespace
 
-Trace simulate(const Program& program, const SimOptions&) {
-  Player player(program);
+Trace simulate(const Program& program, const SimOptions& options) {
+  Player player(program, options);
   Trace trace = player.cycle();
   for (int i = 1; program.cyclic && i < kMaxCycles; ++i) {
     Trace next = player.cycle();

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "headrace/ir/program.h"
+#include "tests/ir/kernel_programs.h"
+#include "tests/ir/random_program.h"
+#include "tests/sim/reference_simulator.h"
 
 namespace headrace {
 namespace {
@@ -196,6 +199,202 @@ TEST(Simulate, AnEmptyProgramTakesNoTime) {
   const Trace t = simulate(m.p);
   EXPECT_EQ(t.total_ns, 0);
   EXPECT_TRUE(t.records.empty());
+}
+
+// f32 tensors of 1024 elements: 4096 bytes plain, 2048 as bf16, 1088 as int8 blocks.
+class Coded : public Maker {
+ public:
+  Coded() : Maker(false) {
+    for (Tensor& t : graph_->tensors) {
+      t.role = Role::kActivation;
+      t.source = {};
+    }
+  }
+  Instr& last() { return p.instrs.back(); }
+};
+
+TEST(Simulate, MovesTheBytesOfThePartAndOfTheFormThatIsNamed) {
+  Coded m;
+  m.move(InstrKind::kLoad, 0);
+  m.last().range = {1024, -1};
+  m.move(InstrKind::kLoad, 1);
+  m.last().codec = Codec::kBf16;
+  m.move(InstrKind::kStore, 2);
+  m.last().codec = Codec::kInt8Block;
+  m.last().range = {64, 128};
+  m.move(InstrKind::kStore, 2);
+  m.last().codec = Codec::kInt8Block;
+  const Trace t = simulate(m.p);
+  expect_record(t, 0, 0, 3072);
+  expect_record(t, 1, 3072, 3072 + 2048);
+  expect_record(t, 2, 5120, 5248);
+  expect_record(t, 3, 5248, 5248 + 1088);
+  EXPECT_EQ(t.loaded_bytes, 3072 + 2048);
+  EXPECT_EQ(t.stored_bytes, 128 + 1088);
+}
+
+TEST(Simulate, EncodeAndDecodeTakeTheirTimeOnTheComputeStream) {
+  Coded m;
+  m.compute(100);
+  for (InstrKind kind : {InstrKind::kEncode, InstrKind::kDecode}) {
+    m.move(kind, 0, {}, 0);
+    m.last().codec = Codec::kBf16;
+    m.last().cost_ns = 30;
+  }
+  m.compute(10);
+  const Trace t = simulate(m.p);
+  expect_record(t, 1, 100, 130);
+  expect_record(t, 2, 130, 160);
+  EXPECT_EQ(t.total_ns, 170);
+  EXPECT_EQ(t.records[1].bytes, 0);
+}
+
+TEST(Simulate, ADetachCompletesWithItsWaitsAndWhoWaitsForItWaitsForThem) {
+  Maker m(false);
+  m.move(InstrKind::kStore, 0);
+  m.move(InstrKind::kDetach, 0, {0}, 0);
+  m.compute(10);
+  m.compute(10, {1});
+  const Trace t = simulate(m.p);
+  expect_record(t, 1, 4096, 4096);
+  expect_record(t, 2, 0, 10);
+  expect_record(t, 3, 4096, 4106, 4086);
+}
+
+TEST(Simulate, ATransferStartsWhenTheOpListedBeforeItHasEnded) {
+  Maker m(false);
+  m.compute(500);
+  m.move(InstrKind::kLoad, 0);  // waits for nobody
+  expect_record(simulate(m.p), 1, 500, 4596);
+}
+
+TEST(Simulate, DuplexDirectionsDoNotSlowEachOtherAndGroupsDo) {
+  Maker m(false);
+  m.p.tiers = {{"device"}, {"host", 0, 1e9, 1e9, 0, true, 0}, {"remote", 0, 2e9, 2e9, 0, true, 0}};
+  m.move(InstrKind::kLoad, 0, {}, 1);
+  m.move(InstrKind::kStore, 1, {}, 2);
+  m.move(InstrKind::kLoad, 2, {}, 1);
+  m.p.instrs[2].tier = TierId(2);
+  const Trace t = simulate(m.p);
+  expect_record(t, 0, 0, 4096);
+  expect_record(t, 1, 0, 4096);
+  expect_record(t, 2, 4096, 4096 + 2048);
+}
+
+TEST(Simulate, OtherTiersGiveOtherRatesAndLinks) {
+  Maker m(false);
+  m.move(InstrKind::kLoad, 0);
+  m.move(InstrKind::kStore, 1);
+  expect_record(simulate(m.p), 1, 4096, 8192);
+  SimOptions o;
+  o.tiers = m.p.tiers;
+  o.tiers[1].load_bytes_per_s = 4e9;
+  o.tiers[1].latency_ns = 7;
+  const Trace faster = simulate(m.p, o);
+  expect_record(faster, 0, 0, 1031);
+  expect_record(faster, 1, 1024, 1024 + 4096 + 7);
+  o.tiers[1].duplex = true;
+  expect_record(simulate(m.p, o), 1, 0, 4103);
+}
+
+TEST(Simulate, TransfersOfOneLinkCompleteInOrderWhateverTheirLatencies) {
+  Maker m(false);
+  m.p.tiers = {{"device"}, {"far", 0, 1e9, 1e9, 9000, false, 0}, {"near", 0, 1e9, 1e9, 0, false, 0}};
+  m.move(InstrKind::kLoad, 0);
+  m.move(InstrKind::kLoad, 1);
+  m.p.instrs[1].tier = TierId(2);
+  const Trace t = simulate(m.p);
+  EXPECT_EQ(t.records[0].end_ns, 13096);
+  EXPECT_EQ(t.records[1].end_ns, 13096);
+}
+
+TEST(Simulate, ALinkThatIsAllButDeadTakesForeverAndOverflowsNothing) {
+  Maker m(false);
+  m.p.tiers[1].load_bytes_per_s = 1e-300;
+  m.p.tiers[1].latency_ns = INT64_MAX;
+  for (int i = 0; i < 4; ++i) m.move(InstrKind::kLoad, i);
+  m.compute(INT64_MAX, {3});
+  m.compute(INT64_MAX);
+  const Trace t = simulate(m.p);
+  for (const TraceRecord& r : t.records) EXPECT_GE(r.end_ns, r.begin_ns);
+  EXPECT_GT(t.total_ns, Nanos{1} << 60);
+}
+
+Program plain_ops(int n) {
+  Maker m(false);
+  for (int i = 0; i < n; ++i) {
+    m.graph_->ops.resize(static_cast<size_t>(n));
+    m.compute(1'000'000);
+    m.p.instrs.back().op = OpId(i);
+  }
+  return m.p;
+}
+
+TEST(SimulateNoise, IsWithinItsSpreadEvenAndTheSameForTheSameSeed) {
+  const Program p = plain_ops(2000);
+  SimOptions o;
+  o.noise = 0.25;
+  o.seed = 7;
+  const Trace t = simulate(p, o);
+  Nanos least = INT64_MAX, most = 0;
+  for (const TraceRecord& r : t.records) {
+    least = std::min(least, r.end_ns - r.begin_ns);
+    most = std::max(most, r.end_ns - r.begin_ns);
+  }
+  EXPECT_GE(least, 750'000);
+  EXPECT_LT(least, 760'000);
+  EXPECT_LE(most, 1'250'000);
+  EXPECT_GT(most, 1'240'000);
+  EXPECT_NEAR(static_cast<double>(t.total_ns), 2e9, 2e7);
+  EXPECT_EQ(simulate(p, o).total_ns, t.total_ns);
+  o.seed = 8;
+  EXPECT_NE(simulate(p, o).total_ns, t.total_ns);
+  o.noise = 0;
+  EXPECT_EQ(simulate(p, o).total_ns, simulate(p).total_ns);
+}
+
+TEST(SimulateNoise, BelongsToTheOpNotToItsPlace) {
+  Program p = plain_ops(50);
+  SimOptions o;
+  o.noise = 0.25;
+  o.seed = 3;
+  const Trace forward = simulate(p, o);
+  std::reverse(p.instrs.begin(), p.instrs.end());
+  const Trace backward = simulate(p, o);
+  for (size_t i = 0; i < 50; ++i) {
+    const TraceRecord& a = forward.records[i];
+    const TraceRecord& b = backward.records[49 - i];
+    EXPECT_EQ(a.end_ns - a.begin_ns, b.end_ns - b.begin_ns) << i;
+  }
+}
+
+TEST(SimulateReference, AgreesOnRandomSteps) {
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    Program p = test::random_program(seed, 3 + static_cast<int>(seed % 25), seed % 2 == 0);
+    // Fewer waits, other times: more overlap than the naive programs have.
+    std::mt19937_64 random(seed);
+    for (Instr& i : p.instrs) {
+      std::erase_if(i.waits, [&](Step) { return random() % 3 == 0; });
+      if (i.cost_ns > 0) i.cost_ns = static_cast<Nanos>(random() % 3000);
+    }
+    constexpr int kCycles = 12;
+    test::ReferenceMachine reference(p, p.cyclic ? kCycles : 1);
+    reference.run();
+    ASSERT_TRUE(reference.finished()) << seed;
+    int c = 0;
+    while (p.cyclic && c + 1 < kCycles) {
+      ++c;
+      if (c > 2 && reference.cycle(c).total_ns == reference.cycle(c - 1).total_ns) break;
+    }
+    const Trace want = reference.cycle(c), got = simulate(p);
+    ASSERT_EQ(got.total_ns, want.total_ns) << seed;
+    ASSERT_EQ(got.stall_ns, want.stall_ns) << seed;
+    for (size_t i = 0; i < p.instrs.size(); ++i) {
+      ASSERT_EQ(got.records[i].begin_ns, want.records[i].begin_ns) << seed << " step " << i;
+      ASSERT_EQ(got.records[i].end_ns, want.records[i].end_ns) << seed << " step " << i;
+      ASSERT_EQ(got.records[i].stall_ns, want.records[i].stall_ns) << seed << " step " << i;
+    }
+  }
 }
 
 }  // namespace
