@@ -235,7 +235,7 @@ class Search {
         } else {
           s_.rollback();
         }
-      } else if (g.way == Way::kMove && room >= kGrain && !s.wraps && !(p_.cyclic && !s.loads_back)) {
+      } else if (g.way == Way::kMove && room >= kGrain && !moves_whole(s)) {
         Gap less = g;
         less.moved = g.moved - round_down(room, kGrain);
         if (less.moved > 0) s_.set(v, i, less);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <tuple>
 #include <queue>
 
 #include "headrace/plan/improve.h"
@@ -40,16 +42,23 @@ class Writer {
     for (size_t i = 0; i < pieces_.size();) i = write_piece(i);
     for (int32_t v = 0; v < s_.values(); ++v) write_gaps(v);
     for (int32_t k = 0; k < p_.size(); ++k) write_reruns(k);
-    std::stable_sort(out_.actions.begin(), out_.actions.end(),
-                     [this](const Action& a, const Action& b) { return key(a) < key(b); });
+    std::vector<int32_t> order(out_.actions.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [this](int32_t a, int32_t b) { return key(a) < key(b); });
+    std::vector<Action> sorted;
+    for (int32_t i : order) sorted.push_back(out_.actions[at(i)]);
+    out_.actions = std::move(sorted);
     return std::move(out_);
   }
 
  private:
   // Stores come before drops, drops free bytes for loads, loads bring what ops that run again read.
-  static std::pair<int32_t, int> key(const Action& a) {
+  // Transfers of one kind stand in the order in which they were issued.
+  std::tuple<int32_t, int, int32_t> key(int32_t i) const {
     constexpr int kRank[] = {0, 2, 1, 3, 0, 3};
-    return {a.before, kRank[static_cast<size_t>(a.kind)]};
+    const Action& a = out_.actions[at(i)];
+    return {a.before, kRank[static_cast<size_t>(a.kind)], turns_[at(i)]};
   }
 
   void mark_stores() {
@@ -75,11 +84,12 @@ class Writer {
     const Listed& l = t_.listed[i];
     if (x.wraps) out_.at_entry[at(x.value)] = false;
     if (x.wraps && x.in < 0) return next;  // untouched: away all cycle long
-    if (stores_[i] && l.store >= 0) add(ActionKind::kStore, l.store, x.value, range, x.tier);
+    if (stores_[i] && l.store >= 0) {
+      add(ActionKind::kStore, l.store, x.value, range, x.tier, l.store_turn);
+    }
     if (l.drop >= 0) add(ActionKind::kDrop, l.drop, x.value, range, TierId());
-    if (l.drop >= 0 && l.load >= 0) add(ActionKind::kLoad, l.load, x.value, range, x.tier);
-    if (x.wraps && l.load >= 0 && l.drop < 0) {
-      add(ActionKind::kLoad, l.load, x.value, range, x.tier);
+    if (l.load >= 0 && (l.drop >= 0 || x.wraps)) {
+      add(ActionKind::kLoad, l.load, x.value, range, x.tier, l.load_turn);
     }
     return next;
   }
@@ -89,7 +99,8 @@ class Writer {
     const bool own_a = a.stored_by == static_cast<int32_t>(i);
     const bool own_b = b.stored_by == static_cast<int32_t>(j);
     return a.value == b.value && a.gap == b.gap && a.tier == b.tier &&
-           t_.listed[i] == t_.listed[j] && own_a == own_b && stores_[i] == stores_[j];
+           t_.listed[i].store == t_.listed[j].store && t_.listed[i].drop == t_.listed[j].drop &&
+           t_.listed[i].load == t_.listed[j].load && own_a == own_b && stores_[i] == stores_[j];
   }
 
   void write_gaps(int32_t v) {
@@ -126,7 +137,8 @@ class Writer {
     for (int32_t v : list) add(ActionKind::kRecompute, k, v, Range{}, TierId());
   }
 
-  void add(ActionKind kind, int32_t before, int32_t value, const Range& range, TierId tier) {
+  void add(ActionKind kind, int32_t before, int32_t value, const Range& range, TierId tier,
+           int32_t turn = 0) {
     Action a;
     a.kind = kind;
     a.before = before;
@@ -134,6 +146,7 @@ class Writer {
     a.range = range;
     a.tier = tier;
     out_.actions.push_back(a);
+    turns_.push_back(turn);
   }
 
   const State& s_;
@@ -141,6 +154,7 @@ class Writer {
   const std::vector<Piece>& pieces_;
   const Timeline& t_;
   std::vector<bool> stores_;  // by piece: its store is made
+  std::vector<int32_t> turns_;  // by action
   Schedule out_;
 };
 

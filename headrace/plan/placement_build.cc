@@ -199,8 +199,7 @@ class Construction {
   Option move_option(int32_t v, int32_t gap, TierId tier, Bytes kept, Bytes over) const {
     Option o;
     const TierInfo& link = tiers_[tier.index()];
-    // What is away when a cycle begins is away as a whole.
-    const bool whole = s_.span(v, gap).wraps || (p_.cyclic && !s_.span(v, gap).loads_back);
+    const bool whole = moves_whole(s_.span(v, gap));
     const Bytes part = whole ? kept : std::min(kept, round_up(over, kGrain));
     const Bytes had = s_.value(v).gaps[at(gap)].moved;
     if (!s_.allowed_tier(v, tier) || !s_.tier_has_room(v, gap, tier, part)) return o;
@@ -276,7 +275,7 @@ Result<State> ruled_state(const Problem& problem, const PlaceOptions& options) {
     for (int32_t i = 0; i < static_cast<int32_t>(state.value(v).gaps.size()); ++i) {
       const Span s = state.span(v, i);
       const bool part = value.rule->remote_max_bytes > 0 && value.rule->remote_max_bytes < value.bytes;
-      if (part && (s.wraps || (problem.cyclic && !s.loads_back))) continue;
+      if (part && moves_whole(s)) continue;
       const int32_t positions = s.exists ? s.hi - s.lo + 1 + s.hi2 - s.lo2 + 1 : 0;
       if (positions > length) longest = i, length = positions;
     }

@@ -52,6 +52,9 @@ struct Span {
   bool loads_back = true;  // false: nothing touches the value again in this step
 };
 
+// What is away over the begin or the end of the step is away as a whole: one copy must be complete.
+inline bool moves_whole(const Span& span) { return span.wraps || !span.loads_back; }
+
 class State {
  public:
   State(const Problem& problem, const PlaceOptions& options);

@@ -89,7 +89,7 @@ class PieceBuilder {
     const int32_t since = written + 1;
     for (Bytes begin = 0; begin < g.moved;) {
       Bytes end = g.moved;
-      if (chunk_ > 0) end = std::min(end, begin + chunk_);
+      if (chunk_ > 0 && !moves_whole(span)) end = std::min(end, begin + chunk_);
       const Copy* copy = nullptr;
       for (const Copy& c : copies_) {
         if (c.tier != g.tier || written >= c.since) continue;
@@ -330,6 +330,7 @@ class Walk {
     link_free_[s] = end;
     stored_[at(i)] = end + piece(i).latency_ns;
     out_.listed[at(i)].store = k;
+    out_.listed[at(i)].store_turn = turn_++;
     now_pending(i);
     for (int32_t d = dependents_[at(i)]; d != kNone; d = next_dependent_[at(d)]) now_pending(d);
   }
@@ -398,6 +399,7 @@ class Walk {
     loaded_[at(i)] = link_free_[s] + x.latency_ns;
     phase_[at(i)] = Phase::kBack;
     out_.listed[at(i)].load = k;
+    out_.listed[at(i)].load_turn = turn_++;
     profile_.add(k, x.use - 1, x.bytes);
     return loaded_[at(i)];
   }
@@ -443,6 +445,7 @@ class Walk {
   Bytes pending_ = 0;  // of open gaps, not dropped yet
   Bytes issued_ = 0;   // of these: the store is on its way
   Nanos now_ = 0;
+  int32_t turn_ = 0;
   Timeline out_;
 };
 

@@ -39,7 +39,8 @@ struct Piece {
 // Where a piece was listed; -1: never (its store had not ended when the value was needed again).
 struct Listed {
   int32_t store = -1, drop = -1, load = -1;
-  bool operator==(const Listed&) const = default;
+  // Among all transfers of the schedule: those listed before one position join their queues in order.
+  int32_t store_turn = -1, load_turn = -1;
 };
 
 struct Stall {
