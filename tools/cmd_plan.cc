@@ -1,21 +1,32 @@
-// headrace plan: what a run would do, before anything is loaded.
+// headrace plan: what a run would do, before anything is loaded; or the plan of one step.
+#include "headrace/report/timeline.h"
+#include "headrace/sim/simulate.h"
+
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/plan_view.h"
+#include "tools/step_request.h"
 
 namespace headrace::cli {
 namespace {
+
+constexpr size_t kExplained = 10;        // choices in words, without --all
+constexpr size_t kExplainedInPage = 100;
 
 struct PlanOptions {
   BudgetOptions budget;
   int64_t prompt_tokens = 128;
   int64_t new_tokens = 64;
   bool json = false;
+  StepOptions step;
+  std::string output;
+  std::string html;
+  bool explain = false;
+  bool all = false;
 };
 
-Status plan(const PlanOptions& o) {
+Status plan_model(const PlanOptions& o) {
   const Console console = look_at_console();
-  stop_flag();
   HR_ASSIGN(Setup setup, read_setup(o.budget));
   HR_ASSIGN(const std::unique_ptr<Model> model, load_model(o.budget.model));
   SessionOptions& s = setup.session;
@@ -33,6 +44,11 @@ Status plan(const PlanOptions& o) {
   HR_TRY(check_peak(*model, s));
   const PlanReport report = plan_report(*model, o.budget.model, *planned, setup);
   const std::vector<BudgetOption> budgets = other_budgets(*model, *planned);
+  if (!o.output.empty()) HR_TRY(write_file(o.output, to_text(planned->decode)));
+  if (!o.html.empty()) {
+    const Timeline t = make_timeline(planned->decode, simulate(planned->decode));
+    HR_TRY(write_file(o.html, timeline_html(t)));
+  }
   if (o.json) {
     JsonWriter json;
     json.begin_object();
@@ -47,13 +63,83 @@ Status plan(const PlanOptions& o) {
                       budget_table(budgets, console.output_style));
 }
 
+Status tell_plan(const StepPlan& plan, const StepSetup& setup, const PlanOptions& o) {
+  const Console console = look_at_console();
+  if (!o.output.empty()) HR_TRY(write_file(o.output, to_text(plan.program)));
+  if (!o.html.empty()) {
+    const Timeline t = make_timeline(plan.program, plan.predicted);
+    HR_TRY(write_file(o.html,
+                      timeline_html(t, step_plan_html(plan, setup.facts, kExplainedInPage))));
+  }
+  const size_t limit = o.all ? plan.choices.size() : kExplained;
+  if (o.json)
+    return print_output(step_plan_json(plan, setup.facts, o.explain || o.all ? limit : 0));
+  std::string out = step_plan_text(plan, setup.facts, console.output_style);
+  if (o.explain || o.all)
+    out += "\n" + explain_text(plan, setup.request.budget, limit, console.output_style);
+  return print_output(out);
+}
+
+Status plan_step_file(const PlanOptions& o, FileKind kind, const std::string& text) {
+  StepSetup setup;
+  HR_TRY(read_step_setup(o.budget.model, kind, text, o.budget.memory, o.budget.machine_file, o.step,
+                         &setup));
+  HR_ASSIGN(const StepResult result, plan_step(setup.request));
+  if (const auto* refusal = std::get_if<Infeasible>(&result)) {
+    const Graph& g = setup.workload->graph;
+    if (o.json) HR_TRY(print_output(infeasible_json(*refusal, g, setup.facts)));
+    return Status(Code::kDoesNotFit, infeasible_text(*refusal, g, setup.facts));
+  }
+  return tell_plan(std::get<StepPlan>(result), setup, o);
+}
+
+// Options that only one kind of plan has.
+Status check_options(const PlanOptions& o, FileKind kind, const CLI::App& verb) {
+  const bool model = kind == FileKind::kModel;
+  const auto refuse = [&](const char* option) {
+    if (verb.count(option) == 0) return Status();
+    return error(Code::kUsage, "%s is for %s; %s is %s", option, model ? "steps" : "models",
+                 o.budget.model.c_str(), kind_text(kind));
+  };
+  const std::vector<const char*> foreign =
+      model ? std::vector<const char*>{"--goal", "--no-recompute", "--keep-order", "--tier",
+                                       "--explain", "--all"}
+            : std::vector<const char*>{"--context", "--threads", "--chunk", "--prompt-tokens",
+                                       "--tokens"};
+  for (const char* option : foreign) HR_TRY(refuse(option));
+  return {};
+}
+
+Status plan(const PlanOptions& o, const CLI::App& verb) {
+  stop_flag();
+  for (const std::string* file : {&o.output, &o.html})
+    if (!file->empty()) HR_TRY(check_writable(*file));
+  std::string text;
+  HR_ASSIGN(const FileKind kind, look_at_file(o.budget.model, &text));
+  const bool step = kind == FileKind::kWorkload || kind == FileKind::kGraph;
+  if (kind == FileKind::kProgram || kind == FileKind::kTrace || kind == FileKind::kMachine) {
+    return error(Code::kBadFile, "%s is %s; this wants a model, a workload, a step config or a "
+                 "graph", o.budget.model.c_str(), kind_text(kind));
+  }
+  HR_TRY(check_options(o, step ? kind : FileKind::kModel, verb));
+  // What is unknown goes to the model reader, which says what a model would look like.
+  return step ? plan_step_file(o, kind, text) : plan_model(o);
+}
+
 }  // namespace
 
 void add_plan(CLI::App& app, Action* action) {
   auto o = std::make_shared<PlanOptions>();
-  CLI::App* verb =
-      app.add_subcommand("plan", "Show what a run would do, without loading weights");
+  CLI::App* verb = app.add_subcommand(
+      "plan", "Show what a run would do, without loading weights; or plan a step");
   add_budget_options(*verb, &o->budget);
+  verb->get_option("model")->description(
+      "Model (GGUF file, Hugging Face folder), or a step: workload or step config (JSON), graph");
+  verb->get_option("--memory")->description(
+      "Models: budget of the whole process; steps: of the device. 512MiB, 24GiB, 60% (of auto), "
+      "auto");
+  verb->get_option("--machine")->description(
+      "Machine file, or for steps the name of a profile (default: the last probe's)");
   verb->add_option("--prompt-tokens", o->prompt_tokens,
                    "Length of the prompt to plan for")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
@@ -61,8 +147,13 @@ void add_plan(CLI::App& app, Action* action) {
   verb->add_option("--tokens", o->new_tokens, "Tokens to generate")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
+  add_step_options(*verb, &o->step);
+  verb->add_option("-o,--output", o->output, "Write the Program (of a model: its decode step)");
+  verb->add_option("--html", o->html, "Write the timeline, with the plan's tables");
+  verb->add_flag("--explain", o->explain, "Steps alone: say why each tensor goes where it goes");
+  verb->add_flag("--all", o->all, "Steps alone: explain every choice");
   verb->add_flag("--json", o->json, "As JSON");
-  verb->callback([o, action] { *action = [o] { return plan(*o); }; });
+  verb->callback([o, action, verb] { *action = [o, verb] { return plan(*o, *verb); }; });
 }
 
 }  // namespace headrace::cli

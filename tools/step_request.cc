@@ -1,0 +1,136 @@
+#include "tools/step_request.h"
+
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "headrace/base/system_memory.h"
+#include "tools/options.h"
+
+namespace headrace::cli {
+namespace {
+
+constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458f6;
+
+// "--tier NAME=PATH[:BYTES]": a tier in a folder, with the rates of the machine's file tier.
+Status add_tier(const std::string& text, Machine* machine) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+    return error(Code::kUsage, "--tier %s: write NAME=PATH or NAME=PATH:BYTES", text.c_str());
+  const std::string name = text.substr(0, equals);
+  std::string path = text.substr(equals + 1);
+  Bytes capacity = 0;
+  if (const size_t colon = path.rfind(':'); colon != std::string::npos) {
+    const auto size = parse_size(path.substr(colon + 1), 0);
+    if (!size.ok()) return size.status().within("--tier " + name);
+    capacity = *size;
+    path.resize(colon);
+  }
+  struct statfs info = {};
+  if (::statfs(path.c_str(), &info) != 0)
+    return error(Code::kIo, "--tier %s: cannot look at %s: %s", name.c_str(), path.c_str(),
+                 std::strerror(errno));
+  if (info.f_type == kTmpfs || info.f_type == kRamfs) {
+    return error(Code::kUsage, "--tier %s: %s is in memory (tmpfs), which is what the budget is "
+                 "about; name a folder on a disk", name.c_str(), path.c_str());
+  }
+  const Bytes free = static_cast<Bytes>(info.f_bavail) * static_cast<Bytes>(info.f_bsize);
+  if (capacity == 0) capacity = free;
+  if (capacity > free) {
+    return error(Code::kUsage, "--tier %s: %s has %s free, not %s", name.c_str(), path.c_str(),
+                 human_bytes(free).c_str(), human_bytes(capacity).c_str());
+  }
+  TierInfo tier = machine->tiers[1];
+  const auto file = std::find_if(machine->tiers.begin(), machine->tiers.end(),
+                                 [](const TierInfo& t) { return t.name == "file"; });
+  if (file != machine->tiers.end()) tier = *file;
+  tier.name = name;
+  tier.capacity = capacity;
+  tier.group = -1;
+  const auto same = std::find_if(machine->tiers.begin(), machine->tiers.end(),
+                                 [&](const TierInfo& t) { return t.name == name; });
+  if (same != machine->tiers.end()) {
+    same->capacity = capacity;
+    return {};
+  }
+  machine->tiers.push_back(tier);
+  return {};
+}
+
+Status read_goal(const std::string& text, Goal* goal) {
+  for (Goal g : {Goal::kFit, Goal::kLatency, Goal::kThroughput}) {
+    if (text != name_of(g)) continue;
+    *goal = g;
+    return {};
+  }
+  return error(Code::kUsage, "--goal %s: the goals are fit, latency and throughput", text.c_str());
+}
+
+Status read_memory(const std::string& text, const Machine& machine, StepSetup* setup) {
+  const Bytes device = machine.tiers[0].capacity;
+  if (text != "auto") {
+    const auto size = parse_size(text, device);
+    if (!size.ok()) return size.status().within("--memory");
+    setup->request.budget = *size;
+    setup->facts.budget_source = "set by --memory";
+    return {};
+  }
+  if (device <= 0) {
+    return error(Code::kUsage, "'%s' does not say how much memory its device has: give --memory",
+                 machine.name.c_str());
+  }
+  setup->request.budget = device;
+  setup->facts.budget_source = "all of the machine's device";
+  return {};
+}
+
+}  // namespace
+
+void add_step_options(CLI::App& verb, StepOptions* o) {
+  verb.add_option("--goal", o->goal,
+                  "Steps alone: fit (the first plan), latency, throughput (the step repeats)")
+      ->capture_default_str();
+  verb.add_flag("--no-recompute", o->no_recompute, "Steps alone: no op runs twice");
+  verb.add_flag("--keep-order", o->keep_order, "Steps alone: ops run in the order of the file");
+  verb.add_option("--tier", o->tiers,
+                  "Steps alone: NAME=PATH[:BYTES] adds a tier in a folder (not tmpfs)");
+}
+
+Result<Machine> machine_for_step(const std::string& machine) {
+  if (!machine.empty()) return read_step_machine(machine);
+  const std::string cached = cached_machine_path();
+  if (!cached.empty() && ::access(cached.c_str(), F_OK) == 0) return read_step_machine(cached);
+  return Machine::defaults(default_threads());
+}
+
+Status read_step_setup(const std::string& path, FileKind kind, const std::string& text,
+                       const std::string& memory, const std::string& machine,
+                       const StepOptions& o, StepSetup* setup) {
+  HR_TRY(read_goal(o.goal, &setup->request.goal));
+  HR_ASSIGN(setup->machine, machine_for_step(machine));
+  for (const std::string& tier : o.tiers) HR_TRY(add_tier(tier, &setup->machine));
+  HR_TRY(verify(setup->machine).within("--machine"));
+  HR_TRY(read_memory(memory, setup->machine, setup));
+  HR_ASSIGN(Workload workload, read_workload(path, kind, text));
+  setup->name = workload.graph.name.empty() ? std::filesystem::path(path).filename().string()
+                                            : workload.graph.name;
+  setup->workload = std::make_shared<const Workload>(std::move(workload));
+  StepRequest& r = setup->request;
+  r.name = setup->name;
+  r.workload = setup->workload;
+  r.machine = &setup->machine;
+  r.cost.rows = setup->workload->graph.max_rows;
+  r.reorder = !o.keep_order;
+  r.recompute = !o.no_recompute;
+  setup->facts.workload = setup->name;
+  setup->facts.machine = setup->machine.name;
+  setup->facts.budget = r.budget;
+  setup->facts.goal = name_of(r.goal);
+  return {};
+}
+
+}  // namespace headrace::cli
