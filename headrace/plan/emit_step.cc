@@ -275,17 +275,25 @@ class Walker {
       }
       plain = nullptr;
     }
-    // The copy that the next cycle begins with; else, when nothing else is left, any.
+    // The copy that the next cycle begins with; else what the device does not hold.
     const bool promised = l.entry_copy_tier.valid();
-    bool safe = !promised && (home || whole(v, plain));
+    std::vector<std::pair<Bytes, Bytes>> kept;
+    if (!promised && plain != nullptr) {
+      for (const Piece& q : plain->pieces) kept.push_back({q.begin, q.end});
+    }
+    bool safe = !promised && (home || missing(v, kept) == 0);
     for (Form& f : l.copies) {
       const bool same = f.tier == l.entry_copy_tier && f.codec == l.entry_copy_codec;
-      if (safe || !whole(v, &f) || (promised && !same)) {
+      const bool partly = f.codec == Codec::kNone && !promised;
+      if (safe || (!partly && !whole(v, &f)) || (promised && !same)) {
         close_copy(f);
         continue;
       }
-      safe = true;
-      for (const Piece& q : f.pieces) held_.push_back(q.residency);
+      for (const Piece& q : f.pieces) {
+        kept.push_back({q.begin, q.end});
+        held_.push_back(q.residency);
+      }
+      safe = !partly || missing(v, kept) == 0;
       if (l.entry_copy_block != kNone && l.entry_copy_block != f.block) {
         unions_.push_back({l.entry_copy_block, f.block});
         wait_across(f, l.entry_copy_users);
@@ -301,6 +309,17 @@ class Walker {
       if (plain->block != l.entry_block) unions_.push_back({l.entry_block, plain->block});
     }
     return {};
+  }
+
+  // Bytes of the plain form that none of the parts covers.
+  Bytes missing(int32_t v, std::vector<std::pair<Bytes, Bytes>> parts) const {
+    std::sort(parts.begin(), parts.end());
+    Bytes bytes = 0, at = 0;
+    for (const auto& [begin, end] : parts) {
+      bytes += std::max<Bytes>(0, begin - at);
+      at = std::max(at, end);
+    }
+    return bytes + value(v).bytes - at;
   }
 
   // What is there at exit is what the next cycle finds: its users wait for what brought it.

@@ -1,6 +1,8 @@
 #include "headrace/plan/order_graph.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 namespace headrace::plan {
 
@@ -150,21 +152,31 @@ class Window {
       }
       const Bytes workspace = g_.g.ops[o].workspace;
       extra_[i] = workspace > 0 ? round_up(workspace, kLine) : 0;
-      for (int32_t l : g_.touches[o]) {
-        if (std::find(seen.begin(), seen.end(), l) == seen.end()) seen.push_back(l);
-      }
+      seen.insert(seen.end(), g_.touches[o].begin(), g_.touches[o].end());
     }
+    std::sort(seen.begin(), seen.end());
+    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+    // Tensors with the same users here are one to the subsets.
+    std::map<std::tuple<size_t, bool, bool>, Bytes> merged;
     for (int32_t l : seen) {
       Local local;
       local.bytes = g_.lives[static_cast<size_t>(l)].bytes;
       local.after = g_.lives[static_cast<size_t>(l)].stays;
       for (int32_t user : g_.users[static_cast<size_t>(l)]) {
+        if (local.before && local.after && g_.users[static_cast<size_t>(l)].size() > kWindow) {
+          // Alive on both sides: which of them are here changes nothing.
+          local.users = 0;
+          break;
+        }
         const size_t at = static_cast<size_t>(position_[static_cast<size_t>(user)]);
         if (at < begin_) local.before = true;
         if (at >= begin_ + w_) local.after = true;
         if (at >= begin_ && at < begin_ + w_) local.users |= size_t{1} << (at - begin_);
       }
-      locals_.push_back(local);
+      merged[{local.users, local.before, local.after}] += local.bytes;
+    }
+    for (const auto& [key, bytes] : merged) {
+      locals_.push_back({bytes, std::get<0>(key), std::get<1>(key), std::get<2>(key)});
     }
     for (size_t s = 0; s < live_.size(); ++s) {
       for (const Local& l : locals_) {

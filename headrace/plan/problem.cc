@@ -161,7 +161,14 @@ class Builder {
       if (v == kNone) continue;
       Value& value = p_.values[static_cast<size_t>(v)];
       value.rule = &rule;
-      if (!rule.recompute || rule.pinned) value.can_recompute = false;
+      if (rule.pinned) value.can_recompute = false;
+      if (rule.recompute || value.producer < 0) continue;
+      // Its op runs once: so nothing that the op writes can be had again.
+      const OpId op = p_.order[static_cast<size_t>(value.producer)];
+      for (TensorId t : g_.at(op).outputs) {
+        if (p_.value_of[t.index()] == kNone) continue;
+        p_.values[static_cast<size_t>(p_.value_of[t.index()])].can_recompute = false;
+      }
     }
     return {};
   }
