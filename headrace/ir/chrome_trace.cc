@@ -18,8 +18,8 @@
 namespace headrace {
 namespace {
 
-// Points of a memory counter in a file: more than a screen has columns. A longer curve is cut into as
-// many pieces, each shown by its largest point.
+// Points of a memory counter in a file: more than a screen has columns. A longer curve is cut into
+// as many pieces, each shown by its largest point.
 constexpr size_t kMostCounterPoints = 20000;
 
 // Nanoseconds as the microseconds of the format, exactly.

@@ -1,5 +1,5 @@
-// Codecs: forms of a tensor that take fewer bytes, with their stated error. A plan uses them only for
-// tensors that a rule allows them for.
+// Codecs: forms of a tensor that take fewer bytes, with their stated error. A plan uses them only
+// for tensors that a rule allows them for.
 //
 // Vocabulary: the encoded form is a run of encoded_bytes() bytes that stands for the whole tensor;
 // ratio is encoded over plain bytes.

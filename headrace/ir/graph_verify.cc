@@ -330,7 +330,8 @@ class Verifier {
     HR_TRY(need(g_.at(op.inputs[1]).cols == dim, "rope table is not as wide as a head"));
     for (size_t i = 2; i < op.inputs.size(); ++i) {
       if (!op.inputs[i].valid()) continue;
-      HR_TRY(need(is_vector(g_.at(op.inputs[i]), dim), "q_norm or k_norm is not as wide as a head"));
+      HR_TRY(need(is_vector(g_.at(op.inputs[i]), dim),
+                  "q_norm or k_norm is not as wide as a head"));
     }
     return check_slots(op, op.updates);
   }

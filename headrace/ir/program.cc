@@ -8,8 +8,8 @@
 namespace headrace {
 namespace {
 
-constexpr std::array<const char*, kInstrKindCount> kKinds = {"compute", "load", "store",
-                                                             "gather", "detach", "encode", "decode"};
+constexpr std::array<const char*, kInstrKindCount> kKinds = {
+    "compute", "load", "store", "gather", "detach", "encode", "decode"};
 
 bool persistent(const Program& p, const Residency& r) {
   if (!r.tensor.valid()) return false;

@@ -23,14 +23,14 @@
 // Exactly
 //   issue     a residency begins at the step of the instruction that fills it: of a tensor on the
 //             device at a Load, Gather, Decode or the (first) op that writes it; of an encoded form
-//             at an Encode or Load; of a copy at a Store. Together, the residencies that begin there
+//             at an Encode or Load; of a copy at a Store. Together the residencies that begin there
 //             cover the instruction's range, at one distance (offset - range.begin): in one piece.
 //             What a Load or Store reads is in one piece as well.
-//   end       residencies of weights and state end with a Detach of their range; everything else may
+//   end       residencies of weights and state end with a Detach of their range; all others may
 //             just end. Copies in other tiers never need a Detach.
 //   present   a Load of a weight from source_tier needs no copy. Any other Load, and every Store,
 //             Encode, Decode and op, reads bytes of the present version.
-//   order     what an instruction may rely on: its own waits, what those have waited for, and that a
+//   order     what an instruction may rely on: its own waits, what those waited for, and that a
 //             stream's instructions complete in the order listed. A Detach completes when its waits
 //             have and when the stream-0 instructions listed before it have; it delays nobody.
 //             Nothing else counts, not even that a transfer is listed after an op.
@@ -121,7 +121,7 @@ struct TierInfo {
   bool operator==(const TierInfo&) const = default;
 };
 
-// The stream of a transfer of `kind` with `tier`. A link that is not duplex has one stream, a duplex
+// The stream of a transfer of `kind` with `tier`. A link that is not duplex has one, a duplex
 // link two; the tiers of a group share those of the first of them. Streams are numbered from 1 in
 // the order of tiers, loads before stores.
 StreamId link_stream(const std::vector<TierInfo>& tiers, TierId tier, InstrKind kind);
@@ -153,7 +153,7 @@ struct Placed {
 std::vector<Placed> entry_state(const Program& program);
 std::vector<Placed> exit_state(const Program& program);
 
-// Where a file-backed tensor's bytes are read from: page-rounded, the tensor starts `skew` bytes in.
+// Where a file-backed tensor's bytes are read from: page-rounded; the tensor is `skew` bytes in.
 struct LoadExtent {
   Bytes offset = 0;
   Bytes bytes = 0;
@@ -163,7 +163,7 @@ LoadExtent load_extent(const FileExtent& source);
 // Arena bytes that a residency of `tensor` takes: page-rounded superset for weights, the size
 // rounded to kLine otherwise.
 Bytes device_bytes(const Tensor& tensor);
-// The bytes of `range` of a tensor in the form `codec`: of device_bytes, or of encoded_bytes rounded
+// The bytes of `range` of a tensor in the form `codec`: of device_bytes, or encoded_bytes rounded
 // to kLine.
 Bytes range_bytes(const Tensor& tensor, const Range& range, Codec codec = Codec::kNone);
 

@@ -10,6 +10,7 @@
 
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "headrace/ir/program.h"
@@ -42,6 +43,50 @@ Status check_extents(const Program& program);
 Status check_cycle(const Program& program);
 // Promises 1, 2 (the second half), 3 and 6, by playing the steps.
 Status check_values(const Program& program);
+
+constexpr int32_t kEmpty = -1;  // a residency whose bytes nobody has filled yet
+constexpr int32_t kStale = -2;  // carried over from a cycle in which it was not the present version
+
+// One residency while it lasts.
+struct Held {
+  const Residency* residency = nullptr;
+  Bytes end = 0;               // of its span
+  int32_t version = kEmpty;
+  std::vector<OpId> writers;   // that have run, of a tensor with several
+};
+// A form's span in one piece.
+struct Piece {
+  std::vector<Held*> parts;    // by begin; together they cover `span`
+  Span span;
+  TierId tier;
+};
+
+// The residencies that last now, in all tiers.
+class Holdings {
+ public:
+  explicit Holdings(const Program& program);
+  // An error when part of it is held in its tier already.
+  Status begin(const Residency& residency);
+  void end(const Residency& residency);
+  // Precondition: it is held.
+  Held& held(const Residency& residency) { return held_.at(key_of(residency)); }
+  const Residency* workspace_of(OpId op) const { return workspaces_[op.index()]; }
+  // `span` of a form in one piece; an error when it is not there, or in several.
+  Result<Piece> find(TensorId t, TierId tier, Codec codec, const Span& span);
+  // Is all of `residency`, which is of another cycle, held in `version` here?
+  bool covers(const Residency& residency, int32_t version) const;
+  // Does one form of `version` exist as a whole, its parts in whichever tiers?
+  bool survives(TensorId t, int32_t version) const;
+
+ private:
+  // All parts of a form in a tier follow one another.
+  using Key = std::tuple<TensorId, TierId, Codec, Bytes>;
+  static Key key_of(const Residency& r) { return {r.tensor, r.tier, r.codec, r.range.begin}; }
+
+  const Program* p_;
+  std::map<Key, Held> held_;
+  std::vector<const Residency*> workspaces_;  // by op
+};
 
 // Which instruction may still be using which bytes: vector clocks over streams (Fidge 1988; Mattern
 // 1989) and, for each tier, a map from bytes to their last writer and the readers since.

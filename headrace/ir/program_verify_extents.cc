@@ -31,40 +31,53 @@ Status check_extent(const Program& p, const Residency& r) {
 // replaces: a matmul may write its output over its residual.
 class Sharing {
  public:
-  explicit Sharing(const Graph& g) {
-    for (const Op& op : g.ops) {
-      if (op.kind == OpKind::kMatMul && op.inputs.size() > 3 && op.inputs[3].valid()) {
-        pairs_.insert({op.outputs[0], op.inputs[3]});
+  explicit Sharing(const Graph& g) : g_(g) {
+    for (size_t o = 0; o < g.ops.size(); ++o) {
+      const Op& op = g.ops[o];
+      if (op.kind != OpKind::kMatMul || op.inputs.size() < 4 || !op.inputs[3].valid()) continue;
+      pairs_.insert({op.outputs[0], op.inputs[3]});
+      first_write_.emplace(op.outputs[0], kNever);
+      reads_.emplace(op.inputs[3], std::vector<Read>());
+    }
+    for (size_t o = 0; o < g.ops.size() && !reads_.empty(); ++o) {
+      for (TensorId t : g.ops[o].outputs) {
+        const auto at = first_write_.find(t);
+        if (at != first_write_.end() && at->second == kNever) at->second = o;
+      }
+      for (size_t i = 0; i < g.ops[o].inputs.size(); ++i) {
+        const auto at = reads_.find(g.ops[o].inputs[i]);
+        if (at != reads_.end()) at->second.push_back({o, i});
       }
     }
-    std::erase_if(pairs_, [&](const Pair& pair) {
-      return !only_read_by_writers(g, pair.second, pair.first);
-    });
   }
 
   bool may(const Residency& a, const Residency& b) const {
     if (!a.tensor.valid() || !b.tensor.valid() || a.offset != b.offset) return false;
-    return pairs_.count({a.tensor, b.tensor}) > 0 || pairs_.count({b.tensor, a.tensor}) > 0;
+    return replaces(a.tensor, b.tensor) || replaces(b.tensor, a.tensor);
   }
 
  private:
-  using Pair = std::pair<TensorId, TensorId>;  // output, residual
+  static constexpr size_t kNever = SIZE_MAX;
+  struct Read {
+    size_t op = 0, input = 0;
+  };
 
   // From the first op that writes y on, `residual` is read by ops that write y and no other, and
   // by those as their residual alone: as the left operand all its columns are read by every tile.
-  static bool only_read_by_writers(const Graph& g, TensorId residual, TensorId y) {
-    bool started = false;
-    for (const Op& op : g.ops) {
-      const bool writes = std::find(op.outputs.begin(), op.outputs.end(), y) != op.outputs.end();
-      started |= writes;
-      for (size_t i = 0; started && i < op.inputs.size(); ++i) {
-        if (op.inputs[i] == residual && (!writes || i != 3)) return false;
-      }
+  bool replaces(TensorId y, TensorId residual) const {
+    if (pairs_.count({y, residual}) == 0) return false;
+    for (const Read& read : reads_.at(residual)) {
+      const auto& out = g_.ops[read.op].outputs;
+      const bool writes = std::find(out.begin(), out.end(), y) != out.end();
+      if (read.op >= first_write_.at(y) && (!writes || read.input != 3)) return false;
     }
     return true;
   }
 
-  std::set<Pair> pairs_;
+  const Graph& g_;
+  std::set<std::pair<TensorId, TensorId>> pairs_;  // output, residual
+  std::map<TensorId, size_t> first_write_;         // op
+  std::map<TensorId, std::vector<Read>> reads_;    // of residuals
 };
 
 // The residencies of one tier that hold bytes now, by offset. All are apart, but for pairs that

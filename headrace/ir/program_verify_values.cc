@@ -9,9 +9,6 @@
 namespace headrace::verifier {
 namespace {
 
-constexpr int32_t kEmpty = -1;  // a residency whose bytes nobody has filled yet
-constexpr int32_t kStale = -2;  // carried over from a cycle in which it was not the present version
-
 // The versions that the order of the graph gives to each op: an op may run at another place, or
 // again, as long as it finds the same.
 struct Expected {
@@ -36,24 +33,11 @@ struct Expected {
   std::vector<int32_t> final;  // by tensor: after all ops
 };
 
-// One residency while it lasts.
-struct Held {
-  const Residency* residency = nullptr;
-  Bytes end = 0;               // of its span
-  int32_t version = kEmpty;
-  std::vector<OpId> writers;   // that have run, of a tensor with several
-};
-
-// All parts of a form in a tier follow one another.
-using Key = std::tuple<TensorId, TierId, Codec, Bytes>;
-Key key_of(const Residency& r) { return {r.tensor, r.tier, r.codec, r.range.begin}; }
-
 class Player {
  public:
   explicit Player(const Program& p)
-      : p_(p), g_(*p.graph), n_(p.exit().value), expected_(g_), order_(p),
-        begins_(p.instrs.size() + 1), ends_(p.instrs.size() + 1),
-        workspaces_(g_.ops.size(), nullptr) {
+      : p_(p), g_(*p.graph), n_(p.exit().value), expected_(g_), order_(p), holdings_(p),
+        begins_(p.instrs.size() + 1), ends_(p.instrs.size() + 1) {
     for (const Residency& r : p.residencies) {
       begins_[static_cast<size_t>(r.begin.value + 1)].push_back(&r);
       ends_[r.end.index()].push_back(&r);
@@ -70,7 +54,6 @@ class Player {
 
  private:
   std::string name(TensorId t) const { return "'" + g_.at(t).name + "'"; }
-  std::string place(TierId tier) const { return "tier '" + p_.tiers[tier.index()].name + "'"; }
 
   // What roles ask of residencies, whatever happens in between.
   Status check_lives() const {
@@ -127,98 +110,25 @@ class Player {
     return text_of("step %d (%s '%s')", step, headrace::name_of(i.kind), what.c_str());
   }
 
-  // ---- who is where ---------------------------------------------------------------------------
-
   Status enter(int32_t cycle) {
-    const std::map<Key, Held> before = std::exchange(held_, {});
+    const Holdings before = std::exchange(holdings_, Holdings(p_));
     const std::vector<int32_t> versions = std::exchange(
         version_, std::vector<int32_t>(g_.tensors.size(), 0));
     for (const Residency* r : begins_[0]) {
-      HR_TRY(begin(*r));
+      HR_TRY(holdings_.begin(*r));
       if (!r->tensor.valid()) continue;
-      Held& held = held_.at(key_of(*r));
-      held.version = cycle == 0 || carried(before, versions, *r) ? 0 : kStale;
+      // check_cycle() has seen to it that the residencies at exit cover those at entry.
+      const bool present = cycle == 0 || before.covers(*r, versions[r->tensor.index()]);
+      holdings_.held(*r).version = present ? 0 : kStale;
     }
     return {};
   }
 
-  // Do the residencies at exit give `r` the present version? check_cycle() has seen to it that they
-  // cover it.
-  bool carried(const std::map<Key, Held>& before, const std::vector<int32_t>& versions,
-               const Residency& r) const {
-    const Span want = span_of(g_.at(r.tensor), r.range, r.codec);
-    auto at = before.upper_bound({r.tensor, r.tier, r.codec, want.begin});
-    if (at != before.begin()) --at;
-    for (; at != before.end() && at->first < Key{r.tensor, r.tier, r.codec, want.end}; ++at) {
-      const Held& held = at->second;
-      const bool overlaps = held.residency->tensor == r.tensor && held.end > want.begin;
-      if (overlaps && held.version != versions[r.tensor.index()]) return false;
-    }
-    return true;
-  }
-
-  Status begin(const Residency& r) {
-    if (!r.tensor.valid()) {
-      workspaces_[r.op.index()] = &r;
-      return {};
-    }
-    const Bytes end = span_of(g_.at(r.tensor), r.range, r.codec).end;
-    const auto next = held_.lower_bound(key_of(r));
-    const auto same_form = [&](const Residency& other) {
-      return other.tensor == r.tensor && other.tier == r.tier && other.codec == r.codec;
-    };
-    if (next != held_.end() && same_form(*next->second.residency) &&
-        next->second.residency->range.begin < end) {
-      return broken(name_of(p_, r) + " is in two places");
-    }
-    if (next != held_.begin()) {
-      const Held& last = std::prev(next)->second;
-      if (same_form(*last.residency) && last.end > r.range.begin) {
-        return broken(name_of(p_, r) + " is in two places");
-      }
-    }
-    held_.emplace_hint(next, key_of(r), Held{&r, end, kEmpty, {}});
-    return {};
-  }
-
-  void end(const Residency& r) {
-    if (r.tensor.valid()) {
-      held_.erase(key_of(r));
-    } else if (workspaces_[r.op.index()] == &r) {
-      workspaces_[r.op.index()] = nullptr;
-    }
-  }
-
-  // A form's span in one piece, or why not.
-  struct Piece {
-    std::vector<Held*> parts;
-    Span span;
-    TierId tier;
-  };
   Result<Piece> find(TensorId t, TierId tier, Codec codec, const Span& span) {
-    Piece piece{{}, span, tier};
-    const std::string what =
-        name(t) + (codec == Codec::kNone ? "" : std::string(" as ") + headrace::name_of(codec));
-    const Status missing = tier == kDevice ? broken(what + " is not resident")
-                                           : broken(what + " has no copy in " + place(tier));
-    auto at = held_.upper_bound({t, tier, codec, span.begin});
-    if (at == held_.begin()) return missing;
-    Bytes reached = span.begin;
-    for (--at; reached < span.end; ++at) {
-      if (at == held_.end()) return missing;
-      Held& held = at->second;
-      const Residency& r = *held.residency;
-      if (std::tie(r.tensor, r.tier, r.codec) != std::tie(t, tier, codec) ||
-          r.range.begin > reached || held.end <= reached) {
-        return missing;
-      }
-      if (!piece.parts.empty() && distance(r) != distance(*piece.parts[0]->residency)) {
-        return broken(what + " is not in one piece");
-      }
-      piece.parts.push_back(&held);
-      reached = held.end;
-    }
-    return piece;
+    return holdings_.find(t, tier, codec, span);
+  }
+  Result<Piece> plain(TensorId t) {
+    return find(t, kDevice, Codec::kNone, all_of(g_.at(t), Codec::kNone));
   }
 
   template <typename Touch>
@@ -276,10 +186,10 @@ class Player {
   Status step(int32_t cycle, int32_t s) {
     order_.start(cycle, s);
     const Instr& i = p_.instrs[static_cast<size_t>(s)];
-    for (const Residency* r : ends_[static_cast<size_t>(s)]) end(*r);
+    for (const Residency* r : ends_[static_cast<size_t>(s)]) holdings_.end(*r);
     for (const Residency* r : begins_[static_cast<size_t>(s + 1)]) {
       HR_TRY(check_filler(i, *r));
-      HR_TRY(begin(*r));
+      HR_TRY(holdings_.begin(*r));
     }
     switch (i.kind) {
       case InstrKind::kCompute: return compute(i);
@@ -325,7 +235,7 @@ class Player {
     for (size_t k = 0; k < op.inputs.size(); ++k) {
       const TensorId t = op.inputs[k];
       if (!t.valid()) continue;
-      HR_ASSIGN(const Piece piece, find(t, kDevice, Codec::kNone, all_of(g_.at(t), Codec::kNone)));
+      HR_ASSIGN(const Piece piece, plain(t));
       HR_TRY(is_version(piece, t, version_wanted(t, want.inputs[i.op.index()][k])));
       HR_TRY(read(piece));
     }
@@ -333,7 +243,7 @@ class Player {
       HR_TRY(update(op.updates[k], want.updates[i.op.index()][k]));
     }
     if (op.workspace > 0) {
-      const Residency* w = workspaces_[i.op.index()];
+      const Residency* w = holdings_.workspace_of(i.op);
       if (w == nullptr) return broken("no workspace");
       HR_TRY(order_.write(kDevice, w->offset, op.workspace, *w));
     }
@@ -361,7 +271,7 @@ class Player {
   }
 
   Status update(TensorId t, int32_t want) {
-    HR_ASSIGN(const Piece piece, find(t, kDevice, Codec::kNone, all_of(g_.at(t), Codec::kNone)));
+    HR_ASSIGN(const Piece piece, plain(t));
     HR_TRY(is_version(piece, t, want));
     HR_TRY(read(piece));
     HR_TRY(write(piece));
@@ -371,7 +281,7 @@ class Player {
   }
 
   Status output(OpId op, TensorId t) {
-    HR_ASSIGN(const Piece piece, find(t, kDevice, Codec::kNone, all_of(g_.at(t), Codec::kNone)));
+    HR_ASSIGN(const Piece piece, plain(t));
     HR_TRY(write(piece));
     const int32_t writers = expected_.writers[t.index()];
     for (Held* held : piece.parts) {
@@ -444,7 +354,7 @@ class Player {
 
   Status encode(int32_t s, const Instr& i) {
     const Tensor& t = g_.at(i.tensor);
-    HR_ASSIGN(const Piece from, find(i.tensor, kDevice, Codec::kNone, all_of(t, Codec::kNone)));
+    HR_ASSIGN(const Piece from, plain(i.tensor));
     HR_TRY(is_version(from, i.tensor, version_[i.tensor.index()]));
     HR_TRY(read(from));
     HR_ASSIGN(const Piece to, filled(s, i.tensor, kDevice, i.codec, all_of(t, i.codec)));
@@ -471,39 +381,15 @@ class Player {
       const TensorId t(static_cast<int64_t>(i));
       const Tensor& tensor = g_.tensors[i];
       if (tensor.role == Role::kOutput) {
-        auto piece = find(t, kDevice, Codec::kNone, all_of(tensor, Codec::kNone));
+        auto piece = plain(t);
         if (!piece.ok()) return broken("output " + name(t) + " is gone before the end");
         HR_TRY(is_version(*piece, t, expected_.final[i]));
       }
-      if (tensor.role == Role::kState && !survives(t)) {
+      if (tensor.role == Role::kState && !holdings_.survives(t, version_[i])) {
         return broken("state " + name(t) + " has no valid copy at the end");
       }
     }
-    // What still lasts carries over to the next cycle.
-    for (const Residency* r : ends_[static_cast<size_t>(n_)]) {
-      if (!r->tensor.valid()) end(*r);
-    }
     return {};
-  }
-
-  // One form of the present version, its parts in whichever tiers.
-  bool survives(TensorId t) const {
-    std::map<Codec, std::vector<Span>> forms;
-    auto at = held_.lower_bound({t, kDevice, Codec::kNone, 0});
-    for (; at != held_.end() && at->second.residency->tensor == t; ++at) {
-      const Held& held = at->second;
-      if (held.version != version_[t.index()]) continue;
-      forms[held.residency->codec].push_back({held.residency->range.begin, held.end});
-    }
-    for (auto& [codec, spans] : forms) {
-      std::sort(spans.begin(), spans.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
-      Bytes reached = 0;
-      for (const Span& s : spans) {
-        if (s.begin <= reached) reached = std::max(reached, s.end);
-      }
-      if (reached == all_of(g_.at(t), codec).end) return true;
-    }
-    return false;
   }
 
   const Program& p_;
@@ -511,10 +397,9 @@ class Player {
   const int32_t n_;
   const Expected expected_;
   ByteOrder order_;
+  Holdings holdings_;
   std::vector<std::vector<const Residency*>> begins_;  // by step + 1
   std::vector<std::vector<const Residency*>> ends_;    // by step
-  std::map<Key, Held> held_;
-  std::vector<const Residency*> workspaces_;  // by op
   std::vector<int32_t> version_;  // by tensor, in this cycle
   std::vector<bool> ran_;         // by op, in this cycle
 };

@@ -50,8 +50,8 @@ struct ClassPoint {
 };
 std::vector<ClassPoint> class_curve(const Program& program, TierId tier = kDevice);
 
-// The same over time. A residency begins when the instruction that fills it begins, and ends when its
-// Detach completes; one without a Detach when the last instruction before its end has ended.
+// The same over time. A residency begins when the instruction that fills it begins, and ends when
+// its Detach completes; one without a Detach when the last instruction before its end has ended.
 // Preconditions: verify(program) is ok, and `trace` is of it.
 struct TimePoint {
   Nanos time_ns = 0;
@@ -65,9 +65,9 @@ std::vector<TimePoint> time_curve(const Program& program, const Trace& trace,
 // (otherData), so that it can be read back alone.
 std::string to_chrome_json(const Program& program, const Trace& trace);
 
-// A trace file that to_chrome_json wrote, events in any order; kBadFile for one of another program, or
-// with a Program that does not pass verify(). Events are read as they come: memory is that of the
-// result and of the Program's text.
+// A trace file that to_chrome_json wrote, events in any order; kBadFile for one of another program,
+// or with a Program that does not pass verify(). Events are read as they come: memory is that of
+// the result and of the Program's text.
 struct TraceFile {
   Program program;
   Trace trace;

@@ -1,5 +1,5 @@
-// Deterministic mutation fuzzing of what the IR reads: graphs, programs and trace files. Whatever the
-// text, the answer is a value that verify() may judge, or an error; never a crash, a loop or memory
+// Deterministic mutation fuzzing of what the IR reads: graphs, programs and trace files. Whatever
+// the text, the answer is a value that verify() may judge, or an error; never a crash, a loop or memory
 // without bound. Run it with -DHEADRACE_SANITIZE=address to see silent damage too.
 #include <gtest/gtest.h>
 

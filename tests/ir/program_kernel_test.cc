@@ -214,7 +214,8 @@ TEST(VerifyStep, RefusesBytesThatAreNotThere) {
     {"a load of bytes beside its residency", [](Program& p) { p.instrs[8].range = {0, 128}; },
      "load of other bytes"},
     {"an encoded form that ends too early",
-     [](Program& p) { at(p, 2, 5).end = Step(11); }, "step 11 (decode 'b'): 'b' as bf16 is not resident"},
+     [](Program& p) { at(p, 2, 5).end = Step(11); },
+     "step 11 (decode 'b'): 'b' as bf16 is not resident"},
     {"no encode",
      [](Program& p) {
        drop(p, 2, 5);
@@ -400,7 +401,8 @@ TEST(VerifyStep, RefusesWhatNoInstructionCanMean) {
      },
      "'b' cannot be encoded as bf16"},
     {"a range off the lines", [](Program& p) { p.instrs[8].range = {100, -1}; }, "a range [100,"},
-    {"a range before the tensor", [](Program& p) { p.instrs[8].range = {-64, 64}; }, "a range [-64"},
+    {"a range before the tensor", [](Program& p) { p.instrs[8].range = {-64, 64}; },
+     "a range [-64"},
     {"a range past the end", [](Program& p) { p.instrs[8].range = {128, 192}; }, "a range [128"},
     {"a range that overflows", [](Program& p) { p.instrs[8].range = {128, INT64_MAX}; },
      "a range [128"},

@@ -89,8 +89,6 @@ TEST(VerifyRandom, AMissingWaitIsRefusedExactlyWhenNoChainReplacesIt) {
   EXPECT_GT(harmless, 200);
 }
 
-// Without the residencies' bytes nothing is where it was: shorter lives and other places are refused
-// unless nobody needed them.
 TEST(VerifyRandom, AResidencyThatIsTakenAwayIsRefused) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     const Program p = test::random_program(seed, 10, seed % 2 == 0);
@@ -125,8 +123,8 @@ TEST(VerifyRandom, AnInstructionThatIsTakenAwayIsRefused) {
   }
 }
 
-// A chain of 100,000 ops: each value is stored, given up, and loaded back at the end. What grows with
-// the square of the length would not end here.
+// A chain of 100,000 ops: each value is stored, given up, and loaded back at the end. What grows
+// with the square of the length would not end here.
 TEST(VerifyRandom, ALongStepIsVerified) {
   const int n = 50'000;
   auto g = std::make_shared<Graph>();

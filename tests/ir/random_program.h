@@ -1,6 +1,6 @@
 // Random steps of kernels and valid Programs of them, for the tests of verify(), sim/, report/ and
-// run/. Naive on purpose: a first-fit allocator, moves drawn at random, and waits found by comparing
-// every pair of instructions that touch the same bytes.
+// run/. Naive on purpose: a first-fit allocator, moves drawn at random, and waits found by
+// comparing every pair of instructions that touch the same bytes.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace headrace::test {
 
-// `ops` kernels over activations and states; some ops update a state or an activation in place, some
-// have workspace, some must run once. verify(graph) is ok.
+// `ops` kernels over activations and states; some ops update a state or an activation in place,
+// some have workspace, some must run once. verify(graph) is ok.
 inline Graph random_kernel_graph(uint64_t seed, int ops) {
   std::mt19937_64 random(seed);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); };

@@ -180,8 +180,8 @@ TEST(TraceFile, HasWhatPerfettoShows) {
 TEST(TraceFile, NamesOfAnyBytesAreStillJson) {
   Program p = *parse_program(test::kStepProgram);
   Graph g = *p.graph;
-  for (const char* name : {"a \"quoted\"\n\\name", "\xff\xfe", "cut \xe6\xa8", "\xed\xa0\x80", "模型 🙂",
-                           "\x01\x7f\t"}) {
+  for (const char* name : {"a \"quoted\"\n\\name", "\xff\xfe", "cut \xe6\xa8", "\xed\xa0\x80",
+                           "模型 🙂", "\x01\x7f\t"}) {
     g.ops[0].name = g.tensors[1].name = p.name = p.tiers[1].name = name;
     p.graph = std::make_shared<const Graph>(g);
     const std::string json = to_chrome_json(p, some_trace(p));

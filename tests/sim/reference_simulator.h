@@ -41,7 +41,7 @@ class ReferenceMachine {
     t.total_ns = last_compute(c) - start;
     return t;
   }
-  bool finished() const { return std::all_of(done_.begin(), done_.end(), [](bool d) { return d; }); }
+  bool finished() const { return std::find(done_.begin(), done_.end(), false) == done_.end(); }
 
  private:
   struct Link {

@@ -299,7 +299,9 @@ TEST(Simulate, OtherTiersGiveOtherRatesAndLinks) {
 
 TEST(Simulate, TransfersOfOneLinkCompleteInOrderWhateverTheirLatencies) {
   Maker m(false);
-  m.p.tiers = {{"device"}, {"far", 0, 1e9, 1e9, 9000, false, 0}, {"near", 0, 1e9, 1e9, 0, false, 0}};
+  m.p.tiers = {{"device"},
+               {"far", 0, 1e9, 1e9, 9000, false, 0},
+               {"near", 0, 1e9, 1e9, 0, false, 0}};
   m.move(InstrKind::kLoad, 0);
   m.move(InstrKind::kLoad, 1);
   m.p.instrs[1].tier = TierId(2);
