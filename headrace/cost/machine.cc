@@ -18,8 +18,7 @@ Machine Machine::defaults(int threads) {
   for (int i = 0; i < kDTypeCount; ++i) {
     const bool quantised = info(static_cast<DType>(i)).quantised;
     m.matmul_per_s[static_cast<size_t>(i)] = (quantised ? 60e9 : 25e9) * threads;
-    m.matvec_bytes_per_s[static_cast<size_t>(i)] =
-        std::min(m.memory_bytes_per_s, 10e9 * threads);
+    m.matvec_bytes_per_s[static_cast<size_t>(i)] = std::min(m.memory_bytes_per_s, 10e9 * threads);
   }
   m.vector_per_s = 1e9 * threads;
   m.tiers = {{"device", 0, 0, 0, 0}, {"file", 0, 1.2e9, 1.0e9, 150'000}};
@@ -50,9 +49,8 @@ std::string to_json(const Machine& m) {
     j["tiers"].push_back(std::move(tier));
   }
   for (const auto& [kernel, model] : m.kernels) {
-    j["kernels"][kernel] = {{"samples", model.samples},
-                            {"seconds", model.seconds},
-                            {"workspace", model.workspace}};
+    j["kernels"][kernel] = {
+        {"samples", model.samples}, {"seconds", model.seconds}, {"workspace", model.workspace}};
   }
   for (const auto& [number, source] : m.sources) j["sources"][number] = source;
   return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -123,7 +121,8 @@ Status not_negative(int64_t value, const std::string& what) {
 
 Status verify_tiers(const Machine& m) {
   if (m.tiers.size() < 2) {
-    return error(Code::kBadFile, "machine: %zu tiers; there must be the device and at least one more",
+    return error(Code::kBadFile,
+                 "machine: %zu tiers; there must be the device and at least one more",
                  m.tiers.size());
   }
   std::set<std::string> names;
@@ -167,7 +166,8 @@ Status verify_kernels(const Machine& m) {
 }  // namespace
 
 Status verify(const Machine& m) {
-  if (m.threads < 1) return error(Code::kBadFile, "machine: threads is %d, not above zero", m.threads);
+  if (m.threads < 1)
+    return error(Code::kBadFile, "machine: threads is %d, not above zero", m.threads);
   HR_TRY(above_zero(m.memory_bytes_per_s, "memory_bytes_per_s"));
   HR_TRY(above_zero(m.vector_per_s, "vector_per_s"));
   HR_TRY(not_negative(m.op_overhead_ns, "op_overhead_ns"));
@@ -206,11 +206,11 @@ double matmul_seconds(const Machine& m, const Graph& g, const Op& op, int64_t ro
 double attention_seconds(const Machine& m, const Op& op, const CostQuery& q) {
   const int64_t window = op.iattr(Attr::kWindow);
   const int64_t seen = window > 0 ? std::min(window, q.positions) : q.positions;
-  const double kv_bytes = 4.0 * static_cast<double>(seen * op.iattr(Attr::kKvHeads) *
-                                                    op.iattr(Attr::kHeadDim));
+  const double kv_bytes =
+      4.0 * static_cast<double>(seen * op.iattr(Attr::kKvHeads) * op.iattr(Attr::kHeadDim));
   // K and V, multiply-add each, for every query head.
-  const double macs = 2.0 * static_cast<double>(q.rows * seen * op.iattr(Attr::kHeads) *
-                                                op.iattr(Attr::kHeadDim));
+  const double macs =
+      2.0 * static_cast<double>(q.rows * seen * op.iattr(Attr::kHeads) * op.iattr(Attr::kHeadDim));
   return std::max(kv_bytes / m.memory_bytes_per_s, macs / (8 * m.vector_per_s));
 }
 
@@ -249,8 +249,7 @@ KernelWork work_of(const Graph& g, const Op& op) {
       work.output_bytes += bytes;
       largest_written = std::max(largest_written, bytes);
     }
-    const bool plain =
-        t.dtype == DType::kF32 || t.dtype == DType::kF16 || t.dtype == DType::kBF16;
+    const bool plain = t.dtype == DType::kF32 || t.dtype == DType::kF16 || t.dtype == DType::kBF16;
     if (plain && !typed) work.dtype = t.dtype;
     typed = typed || plain;
   };
@@ -270,8 +269,12 @@ Nanos op_cost(const Machine& m, const Graph& g, const Op& op, const CostQuery& q
   // After the selection of output rows an op has fewer rows than the step.
   const int64_t rows = std::min(q.rows, g.at(op.outputs[0]).rows);
   switch (op.kind) {
-    case OpKind::kMatMul: seconds = matmul_seconds(m, g, op, rows); break;
-    case OpKind::kAttention: seconds = attention_seconds(m, op, q); break;
+    case OpKind::kMatMul:
+      seconds = matmul_seconds(m, g, op, rows);
+      break;
+    case OpKind::kAttention:
+      seconds = attention_seconds(m, op, q);
+      break;
     default:
       seconds = static_cast<double>(rows * g.at(op.outputs[0]).cols) / m.vector_per_s;
   }

@@ -1,12 +1,12 @@
 // Machine: a computer as the planner sees it, numbers only; a data file (machine.json).
 //
 // Vocabulary: a link is the path between the device and one other tier; a rate is bytes or
-// multiply-adds a second as measured by `headrace probe` with `threads` workers, or as the profile's
-// `sources` say (profiles.h).
+// multiply-adds a second as measured by `headrace probe` with `threads` workers, or as the
+// profile's `sources` say (profiles.h).
 //
 // How long an op takes is known in this order: measured (the op says `seconds`), learned (a
-// KernelModel of its kernel's name), analytic (a roofline of FLOPs and bytes: Williams, Waterman and
-// Patterson, "Roofline", CACM 2009).
+// KernelModel of its kernel's name), analytic (a roofline of FLOPs and bytes: Williams, Waterman
+// and Patterson, "Roofline", CACM 2009).
 #pragma once
 
 #include <array>
@@ -32,14 +32,14 @@ struct KernelModel {
 struct Machine {
   std::string name = "built-in defaults";  // where the numbers come from, for people
   int threads = 1;
-  double memory_bytes_per_s = 10e9;   // device memory read by all threads together
+  double memory_bytes_per_s = 10e9;  // device memory read by all threads together
   // Multiply-adds a second of a matmul with many rows, by weight type.
   std::array<double, kDTypeCount> matmul_per_s{};
   // Weight bytes a second that a matmul with one row gets through, by weight type.
   std::array<double, kDTypeCount> matvec_bytes_per_s{};
-  double vector_per_s = 4e9;          // elements a second of norms, activations, attention
-  Nanos op_overhead_ns = 2000;        // start and end of one op on all threads
-  std::vector<TierInfo> tiers;        // [0] device; [1] where weights are loaded from
+  double vector_per_s = 4e9;                   // elements a second of norms, activations, attention
+  Nanos op_overhead_ns = 2000;                 // start and end of one op on all threads
+  std::vector<TierInfo> tiers;                 // [0] device; [1] where weights are loaded from
   std::map<std::string, KernelModel> kernels;  // by Op::kernel
   // Where each number is from, by its key ("memory_bytes_per_s", "tiers.remote"): free text, for
   // people. Numbers that nobody has a source for say "assumed".
@@ -64,8 +64,8 @@ struct KernelWork {
   double flops = 0;         // multiply-adds count two; 0 when the op does not say
   double traffic = 0;       // device bytes read and written
   double output_bytes = 0;  // of outputs and updates
-  // sqrt(a b c) of the bytes of the two largest tensors read and the largest written: grows like the
-  // multiply-adds of a product of matrices when nobody has said how many those are.
+  // sqrt(a b c) of the bytes of the two largest tensors read and the largest written: grows like
+  // the multiply-adds of a product of matrices when nobody has said how many those are.
   double volume = 0;
   DType dtype = DType::kF32;  // of the arithmetic: of the first operand that is a plain float
 };

@@ -9,8 +9,9 @@ namespace {
 
 using Features = std::array<double, kKernelFeatures>;
 constexpr int kSweeps = 2000;  // of coordinate descent; most fits settle in tens
-// The part of a kernel's time that does not grow with size is its launch: 10 to 30 us where measured.
-// Without this limit kernels of one large size alone would seem to take as long at any size.
+// The part of a kernel's time that does not grow with size is its launch: 10 to 30 us where
+// measured. Without this limit kernels of one large size alone would seem to take as long at any
+// size.
 constexpr double kMostConstantSeconds = 20e-6;
 
 Features features_of(const KernelWork& w) {

@@ -1,8 +1,8 @@
 // Predicting how long a kernel takes where nobody has measured it: by a roofline, or by what was
 // learned from measured ones.
 //
-// Method: for each kernel name a linear model with weights that are not negative (so that more bytes
-// never take less time) over kKernelFeatures features:
+// Method: for each kernel name a linear model with weights that are not negative (so that more
+// bytes never take less time) over kKernelFeatures features:
 //   1, traffic, output bytes, FLOPs, volume (KernelWork)
 // fitted by ridge regression to the relative error, (predicted - measured) / measured: a kernel of
 // 10 us counts as much as one of 10 ms. (Hoerl and Kennard, "Ridge regression", Technometrics 1970;
@@ -23,8 +23,8 @@ double predicted_seconds(const KernelModel& model, const KernelWork& work);
 struct KernelSample {
   std::string kernel;
   KernelWork work;
-  double seconds = 0;   // not above zero: not measured
-  Bytes workspace = -1; // below zero: not known
+  double seconds = 0;    // not above zero: not measured
+  Bytes workspace = -1;  // below zero: not known
 };
 // The kKernel ops of `graph` that have been measured.
 std::vector<KernelSample> samples_of(const Graph& graph);
@@ -43,15 +43,15 @@ int64_t fill_workspaces(const Machine& machine, Graph* graph);
 
 // How good predictions are on kernels that were not trained with.
 struct PredictorScore {
-  int64_t kernels = 0;           // that were predicted
-  double roofline_error = 0;     // mean of |predicted - measured| / measured
+  int64_t kernels = 0;        // that were predicted
+  double roofline_error = 0;  // mean of |predicted - measured| / measured
   double learned_error = 0;
-  double roofline_total = 0;     // predicted seconds of all of them, over the measured ones
+  double roofline_total = 0;  // predicted seconds of all of them, over the measured ones
   double learned_total = 0;
 };
-// Leaves out one shape at a time: all samples of a kernel with the same work are predicted by a model
-// trained with the others of that kernel. Kernels of a single shape are predicted by the roofline in
-// both columns.
+// Leaves out one shape at a time: all samples of a kernel with the same work are predicted by a
+// model trained with the others of that kernel. Kernels of a single shape are predicted by the
+// roofline in both columns.
 PredictorScore cross_validate(const Machine& machine, const std::vector<KernelSample>& samples,
                               double ridge = kDefaultRidge);
 // Trains with `known`, predicts `unseen`.

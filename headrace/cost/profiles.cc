@@ -4,7 +4,8 @@ namespace headrace {
 namespace {
 
 constexpr double kTB = 1e12, kGB = 1e9, kTFlop = 1e12;
-// What large matrix products reach of a data sheet's dense peak, and streaming kernels of the memory's.
+// What large matrix products reach of a data sheet's dense peak, and streaming kernels of the
+// memory's.
 constexpr double kMatmulShare = 0.6;
 constexpr double kMemoryShare = 0.85;
 
@@ -62,11 +63,10 @@ Machine ascend(const char* name, double pool_bytes_per_s, const char* pool_sourc
 }
 
 Machine h200() {
-  Machine m = accelerator("h200-pcie5",
-                          {989.5 * kTFlop, 494.7 * kTFlop, 4.8 * kTB,
-                           141 * static_cast<Bytes>(kGB), 3000,
-                           "NVIDIA H200 SXM data sheet: 989.5 TFLOPS bf16 and 494.7 TF32 dense, "
-                           "141 GB, 4.8 TB/s"});
+  Machine m = accelerator(
+      "h200-pcie5", {989.5 * kTFlop, 494.7 * kTFlop, 4.8 * kTB, 141 * static_cast<Bytes>(kGB), 3000,
+                     "NVIDIA H200 SXM data sheet: 989.5 TFLOPS bf16 and 494.7 TF32 dense, "
+                     "141 GB, 4.8 TB/s"});
   add_link(&m, {"host", 1024 * kGiB, 53 * kGB, 53 * kGB, 10'000},
            "assumed: PCIe 5.0 x16, 63.0 GB/s each way by specification, of which 84 % are reached "
            "from page-locked memory; capacity, latency and duplex assumed");
@@ -74,11 +74,10 @@ Machine h200() {
 }
 
 Machine gh200() {
-  Machine m = accelerator("gh200",
-                          {989.5 * kTFlop, 494.7 * kTFlop, 4.0 * kTB, 96 * static_cast<Bytes>(kGB),
-                           3000,
-                           "NVIDIA GH200 data sheet (HBM3): 989.5 TFLOPS bf16 and 494.7 TF32 dense, "
-                           "96 GB, 4.0 TB/s"});
+  Machine m = accelerator(
+      "gh200", {989.5 * kTFlop, 494.7 * kTFlop, 4.0 * kTB, 96 * static_cast<Bytes>(kGB), 3000,
+                "NVIDIA GH200 data sheet (HBM3): 989.5 TFLOPS bf16 and 494.7 TF32 dense, "
+                "96 GB, 4.0 TB/s"});
   add_link(&m, {"host", 480 * static_cast<Bytes>(kGB), 375 * kGB, 297 * kGB, 2000},
            "NVLink-C2C, 450 GB/s each way by specification; 375 to and 297 GB/s from the device "
            "measured by Schieffer et al., arXiv 2407.07850; 480 GB LPDDR5X by the data sheet; "
@@ -87,11 +86,11 @@ Machine gh200() {
 }
 
 Machine rtx4090() {
-  Machine m = accelerator("rtx4090-pcie4-nvme",
-                          {165.2 * kTFlop, 82.6 * kTFlop, 1.008 * kTB,
-                           24 * kGiB, 5000,
-                           "NVIDIA Ada GPU architecture white paper, RTX 4090: 165.2 TFLOPS bf16 with "
-                           "f32 sums and 82.6 TF32 dense, 24 GB, 1,008 GB/s"});
+  Machine m =
+      accelerator("rtx4090-pcie4-nvme",
+                  {165.2 * kTFlop, 82.6 * kTFlop, 1.008 * kTB, 24 * kGiB, 5000,
+                   "NVIDIA Ada GPU architecture white paper, RTX 4090: 165.2 TFLOPS bf16 with "
+                   "f32 sums and 82.6 TF32 dense, 24 GB, 1,008 GB/s"});
   add_link(&m, {"host", 64 * kGiB, 25 * kGB, 25 * kGB, 10'000},
            "assumed: PCIe 4.0 x16, 31.5 GB/s each way by specification, of which 80 % are reached; "
            "capacity, latency and duplex assumed");
@@ -103,10 +102,10 @@ Machine rtx4090() {
 }
 
 Machine a100() {
-  Machine m = accelerator("a100-pcie3",
-                          {312 * kTFlop, 156 * kTFlop, 1.555 * kTB, 40 * kGiB, 3000,
-                           "NVIDIA A100 40 GB data sheet: 312 TFLOPS bf16 and 156 TF32 dense, 40 GB, "
-                           "1,555 GB/s"});
+  Machine m = accelerator(
+      "a100-pcie3", {312 * kTFlop, 156 * kTFlop, 1.555 * kTB, 40 * kGiB, 3000,
+                     "NVIDIA A100 40 GB data sheet: 312 TFLOPS bf16 and 156 TF32 dense, 40 GB, "
+                     "1,555 GB/s"});
   add_link(&m, {"host", 512 * kGiB, 15.754 * kGB, 15.754 * kGB, 0},
            "PCIe 3.0 x16 by specification, as Zhang et al. (G10, MICRO 2023) simulate it; no "
            "latency; capacity and duplex assumed");

@@ -16,17 +16,27 @@ constexpr double kExact = 9007199254740992.0;  // 2^53: whole numbers up to it a
 
 }  // namespace
 
+std::string JsonFields::what() const {
+  if (kind_ == nullptr) return what_;
+  const Json* name = object_.is_object() ? find("name") : nullptr;
+  std::string out = text_of("%s %zu", kind_, number_);
+  if (name != nullptr && name->is_string()) {
+    out += " ('" + printable(name->get_ref<const std::string&>()) + "')";
+  }
+  return out;
+}
+
 Status JsonFields::bad(const char* key, const char* why) const {
-  return error(Code::kBadFile, "%s: '%s' %s", what_.c_str(), printable(key).c_str(), why);
+  return error(Code::kBadFile, "%s: '%s' %s", what().c_str(), printable(key).c_str(), why);
 }
 
 Status JsonFields::only(std::initializer_list<const char*> keys) const {
   if (!object_.is_object()) {
-    return error(Code::kBadFile, "%s is not a JSON object", what_.c_str());
+    return error(Code::kBadFile, "%s is not a JSON object", what().c_str());
   }
   for (const auto& [key, value] : object_.items()) {
-    const bool known = std::any_of(keys.begin(), keys.end(),
-                                   [&k = key](const char* name) { return k == name; });
+    const bool known =
+        std::any_of(keys.begin(), keys.end(), [&k = key](const char* name) { return k == name; });
     if (!known) return bad(key.c_str(), "is not a key that is known here");
   }
   return {};

@@ -16,6 +16,10 @@ class JsonFields {
   // Borrows `object`, which must outlive this. `what` names it in messages: "tensor 'x'".
   JsonFields(const nlohmann::json& object, std::string what)
       : object_(object), what_(std::move(what)) {}
+  // Named by a kind, a number and the text at its key "name": "tensor 3 ('x')". Costs nothing until
+  // there is something to say.
+  JsonFields(const nlohmann::json& object, const char* kind, size_t number)
+      : object_(object), kind_(kind), number_(number) {}
 
   // kBadFile when the value is no object or has a key that is not listed.
   Status only(std::initializer_list<const char*> keys) const;
@@ -31,11 +35,13 @@ class JsonFields {
   Status texts(const char* key, std::vector<std::string>* out) const;
 
   Status bad(const char* key, const char* why) const;
-  const std::string& what() const { return what_; }
+  std::string what() const;
 
  private:
   const nlohmann::json& object_;
   std::string what_;
+  const char* kind_ = nullptr;
+  size_t number_ = 0;
 };
 
 // JSON as whole numbers where that is exact: 12 and not 12.0.

@@ -116,8 +116,8 @@ void Builder::matmul_backward(const std::string& name, TensorId x, TensorId y, c
   if (!dy.valid()) return;
   if (w_.graph.at(x).data_class != DataClass::kInput) {
     const TensorId dx = new_gradient(x);
-    add(name + ".dx", {.kernel = "MatMulGradInput", .inputs = {dy, w.tensor}, .outputs = {dx},
-                       .flops = flops});
+    add(name + ".dx",
+        {.kernel = "MatMulGradInput", .inputs = {dy, w.tensor}, .outputs = {dx}, .flops = flops});
     add_gradient(x, dx);
   }
   NewOp op{.kernel = "MatMulGradWeight", .inputs = {x, dy}, .flops = flops};
@@ -129,15 +129,18 @@ TensorId Builder::norm(const std::string& name, TensorId x, bool bias, int64_t w
   const Weight w = weight(name, bias ? 2 : 1, width > 0 ? width : cols(x));
   const TensorId y = activation(name, rows(x), cols(x));
   // Mean and reciprocal deviation of each row, kept for the backward pass.
-  const TensorId stats = training() ? activation(name + ".stats", rows(x), bias ? 2 : 1, DType::kF32)
-                                    : TensorId();
+  const TensorId stats =
+      training() ? activation(name + ".stats", rows(x), bias ? 2 : 1, DType::kF32) : TensorId();
   const double elements = static_cast<double>(rows(x)) * static_cast<double>(cols(x));
-  add(name, {.kernel = "Norm", .inputs = {x, w.tensor}, .outputs = {y, stats}, .flops = 5 * elements});
+  add(name,
+      {.kernel = "Norm", .inputs = {x, w.tensor}, .outputs = {y, stats}, .flops = 5 * elements});
   on_backward([this, name, x, y, w, stats, elements] {
     const TensorId dy = gradient(y);
     if (!dy.valid()) return;
     const TensorId dx = new_gradient(x);
-    NewOp op{.kernel = "NormGrad", .inputs = {x, w.tensor, stats, dy}, .outputs = {dx},
+    NewOp op{.kernel = "NormGrad",
+             .inputs = {x, w.tensor, stats, dy},
+             .outputs = {dx},
              .flops = 10 * elements};
     weight_gradient(w, &op);
     add(name + ".d", op);
@@ -148,7 +151,8 @@ TensorId Builder::norm(const std::string& name, TensorId x, bool bias, int64_t w
 
 TensorId Builder::map(const std::string& name, const Map& m) {
   const TensorId y = activation(name, m.rows, m.cols);
-  const double flops = m.flops_per_output * static_cast<double>(m.rows) * static_cast<double>(m.cols);
+  const double flops =
+      m.flops_per_output * static_cast<double>(m.rows) * static_cast<double>(m.cols);
   add(name, {.kernel = m.kernel, .inputs = m.inputs, .outputs = {y}, .flops = flops});
   on_backward([this, name, m, y, flops] {
     const TensorId dy = gradient(y);
@@ -180,8 +184,8 @@ TensorId Builder::attention(const std::string& name, const std::vector<TensorId>
                             const AttentionShape& a) {
   const double n = static_cast<double>(rows(qkv[0]));
   const double length = n / static_cast<double>(c_.batch);
-  const double flops = 2 * n * length * static_cast<double>(a.heads * (a.qk_dim + a.v_dim)) *
-                       (a.causal ? 0.5 : 1);
+  const double flops =
+      2 * n * length * static_cast<double>(a.heads * (a.qk_dim + a.v_dim)) * (a.causal ? 0.5 : 1);
   if (!c_.flash_attention) return plain_attention(name, qkv, a, flops);
   const TensorId y = activation(name, rows(qkv[0]), a.heads * a.v_dim);
   const TensorId sums =
@@ -190,7 +194,9 @@ TensorId Builder::attention(const std::string& name, const std::vector<TensorId>
   on_backward([this, name, qkv, a, y, sums, flops] {
     const TensorId dy = gradient(y);
     if (!dy.valid()) return;
-    NewOp op{.kernel = "FlashAttentionGrad", .inputs = qkv, .flops = 2.5 * flops,
+    NewOp op{.kernel = "FlashAttentionGrad",
+             .inputs = qkv,
+             .flops = 2.5 * flops,
              .workspace = rows(y) * a.heads * a.qk_dim * 4};  // dq is summed in f32
     op.inputs.insert(op.inputs.end(), {y, sums, dy});
     for (const TensorId x : qkv) op.outputs.push_back(new_gradient(x));
@@ -210,8 +216,8 @@ TensorId Builder::plain_attention(const std::string& name, const std::vector<Ten
   const double elements = static_cast<double>(n * a.heads) * static_cast<double>(length);
   add(name + ".scores",
       {.kernel = "AttentionScores", .inputs = qkv, .outputs = {scores}, .flops = flops / 2});
-  add(name + ".softmax", {.kernel = "Softmax", .inputs = {scores}, .outputs = {weights},
-                          .flops = 5 * elements});
+  add(name + ".softmax",
+      {.kernel = "Softmax", .inputs = {scores}, .outputs = {weights}, .flops = 5 * elements});
   NewOp values{.kernel = "AttentionValues", .inputs = qkv, .outputs = {y}, .flops = flops / 2};
   values.inputs.push_back(weights);
   add(name, values);
@@ -220,12 +226,14 @@ TensorId Builder::plain_attention(const std::string& name, const std::vector<Ten
     if (!dy.valid()) return;
     const TensorId dweights = new_gradient(weights), dscores = new_gradient(scores);
     const TensorId dv = new_gradient(y);  // of the values: as many bytes as the output's
-    NewOp values_grad{.kernel = "AttentionValuesGrad", .inputs = qkv, .outputs = {dweights, dv},
-                      .flops = flops};
+    NewOp values_grad{
+        .kernel = "AttentionValuesGrad", .inputs = qkv, .outputs = {dweights, dv}, .flops = flops};
     values_grad.inputs.insert(values_grad.inputs.end(), {weights, dy});
     add(name + ".d", values_grad);
-    add(name + ".softmax.d", {.kernel = "SoftmaxGrad", .inputs = {weights, dweights},
-                              .outputs = {dscores}, .flops = 5 * elements});
+    add(name + ".softmax.d", {.kernel = "SoftmaxGrad",
+                              .inputs = {weights, dweights},
+                              .outputs = {dscores},
+                              .flops = 5 * elements});
     NewOp scores_grad{.kernel = "AttentionScoresGrad", .inputs = qkv, .flops = flops};
     scores_grad.inputs.insert(scores_grad.inputs.end(), {dscores, dv});
     for (const TensorId x : qkv) scores_grad.outputs.push_back(new_gradient(x));
@@ -262,8 +270,8 @@ void Builder::add_gradient(TensorId x, TensorId dx) {
   }
   const TensorId sum = new_gradient(x);
   const double elements = static_cast<double>(rows(x)) * static_cast<double>(cols(x));
-  add(w_.graph.at(sum).name, {.kernel = "Add", .inputs = {before, dx}, .outputs = {sum},
-                              .flops = elements});
+  add(w_.graph.at(sum).name,
+      {.kernel = "Add", .inputs = {before, dx}, .outputs = {sum}, .flops = elements});
   gradients_[x.index()] = sum;
 }
 
@@ -292,8 +300,12 @@ void Builder::add_optimizer() {
     const TensorId grad = gradient(w.tensor);
     if (!grad.valid()) continue;
     const std::string name = w_.graph.at(w.tensor).name;
-    const double elements = static_cast<double>(rows(w.tensor)) * static_cast<double>(cols(w.tensor));
-    NewOp op{.kernel = "AdamW", .inputs = {grad}, .updates = {w.tensor}, .flops = 12 * elements,
+    const double elements =
+        static_cast<double>(rows(w.tensor)) * static_cast<double>(cols(w.tensor));
+    NewOp op{.kernel = "AdamW",
+             .inputs = {grad},
+             .updates = {w.tensor},
+             .flops = 12 * elements,
              .recompute = false};
     if (c_.optimizer_bytes > 0) {
       Tensor t;

@@ -1,6 +1,6 @@
-// Builds the graph of a step layer by layer: each forward op also notes how to build its backward ops,
-// which are then added in reverse (a tape, as in reverse-mode automatic differentiation). Internal to
-// the step_*.cc files.
+// Builds the graph of a step layer by layer: each forward op also notes how to build its backward
+// ops, which are then added in reverse (a tape, as in reverse-mode automatic differentiation).
+// Internal to the step_*.cc files.
 #pragma once
 
 #include <functional>
@@ -57,8 +57,8 @@ class Builder {
   void add(const std::string& name, const NewOp& op);
   // What the step is given: tokens or pixels.
   TensorId input(const std::string& name, int64_t rows, int64_t cols, DType dtype);
-  // x [rows, in] -> [rows, out / groups]. With groups (experts) each row meets one group's share of the
-  // weight; `read_share` of the weight is read.
+  // x [rows, in] -> [rows, out / groups]. With groups (experts) each row meets one group's share of
+  // the weight; `read_share` of the weight is read.
   TensorId matmul(const std::string& name, TensorId x, const Weight& w, int64_t groups = 1,
                   double read_share = 1);
   // `width`: of the weight, where it is not all of x.
@@ -93,18 +93,19 @@ class Builder {
 
  private:
   TensorId add_tensor(Tensor t, int64_t rows, int64_t cols);
-  void matmul_backward(const std::string& name, TensorId x, TensorId y, const Weight& w, double flops);
+  void matmul_backward(const std::string& name, TensorId x, TensorId y, const Weight& w,
+                       double flops);
   TensorId plain_attention(const std::string& name, const std::vector<TensorId>& qkv,
                            const AttentionShape& a, double flops);
 
   const StepConfig& c_;
   Workload w_;
-  Status status_;                          // the first tensor that cannot be
+  Status status_;  // the first tensor that cannot be
   std::vector<std::function<void()>> tape_;
-  std::vector<TensorId> gradients_;        // by tensor
-  std::vector<int32_t> gradient_parts_;    // by tensor: how many were made, for names
-  std::vector<Weight> weights_;            // in the order made
-  Bytes file_end_ = 0;                     // inference: where the next weight lies in file 0
+  std::vector<TensorId> gradients_;      // by tensor
+  std::vector<int32_t> gradient_parts_;  // by tensor: how many were made, for names
+  std::vector<Weight> weights_;          // in the order made
+  Bytes file_end_ = 0;                   // inference: where the next weight lies in file 0
 };
 
 }  // namespace headrace::step

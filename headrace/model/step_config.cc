@@ -90,7 +90,7 @@ Status read_dtype(const JsonFields& f, const char* key, DType* out) {
 
 struct IntegerKey {
   const char* name;
-  int64_t StepConfig::* member;
+  int64_t StepConfig::*member;
 };
 constexpr std::array<IntegerKey, 23> kIntegers = {{
     {"layers", &StepConfig::layers},
@@ -120,12 +120,40 @@ constexpr std::array<IntegerKey, 23> kIntegers = {{
 
 Result<StepConfig> read_step(const Json& object) {
   const JsonFields f(object, "the step");
-  HR_TRY(f.only({"preset", "name", "family", "phase", "layers", "hidden", "heads", "kv_heads",
-                 "head_dim", "ffn", "vocab", "positions", "batch", "sequence", "experts",
-                 "active_experts", "shared_experts", "expert_ffn", "dense_layers", "q_rank",
-                 "kv_rank", "rope_dim", "v_head_dim", "image_tokens", "patch_dim", "kv_segment",
-                 "flash_attention", "gated_ffn", "tied_embeddings", "weight_dtype",
-                 "activation_dtype", "optimizer_bytes", "f32_gradients", "shards"}));
+  HR_TRY(f.only({"preset",
+                 "name",
+                 "family",
+                 "phase",
+                 "layers",
+                 "hidden",
+                 "heads",
+                 "kv_heads",
+                 "head_dim",
+                 "ffn",
+                 "vocab",
+                 "positions",
+                 "batch",
+                 "sequence",
+                 "experts",
+                 "active_experts",
+                 "shared_experts",
+                 "expert_ffn",
+                 "dense_layers",
+                 "q_rank",
+                 "kv_rank",
+                 "rope_dim",
+                 "v_head_dim",
+                 "image_tokens",
+                 "patch_dim",
+                 "kv_segment",
+                 "flash_attention",
+                 "gated_ffn",
+                 "tied_embeddings",
+                 "weight_dtype",
+                 "activation_dtype",
+                 "optimizer_bytes",
+                 "f32_gradients",
+                 "shards"}));
   StepConfig c;
   std::string preset;
   HR_TRY(f.text("preset", &preset));

@@ -17,9 +17,9 @@ using step::Weight;
 class StepMaker {
  public:
   explicit StepMaker(const StepConfig& config) : c_(config), b_(config) {
-    length_ = c_.family == StepFamily::kVit     ? c_.image_tokens
-              : c_.phase == StepPhase::kDecode  ? 1
-                                                : c_.sequence;
+    length_ = c_.family == StepFamily::kVit    ? c_.image_tokens
+              : c_.phase == StepPhase::kDecode ? 1
+                                               : c_.sequence;
     rows_ = c_.batch * length_;
     segments_ = inference() ? (c_.sequence + c_.kv_segment - 1) / c_.kv_segment : 0;
   }
@@ -76,9 +76,12 @@ class StepMaker {
 
   TensorId embed_image() {
     const int64_t patches = c_.image_tokens - 1;
-    const TensorId pixels = b_.input("pixels", c_.batch * patches, c_.patch_dim, c_.activation_dtype);
-    const TensorId x = b_.matmul("patches", pixels, b_.weight("patches", c_.hidden, c_.patch_dim, true));
-    const Weight places = b_.weight("positions", c_.positions + 1, c_.hidden);  // and the class token
+    const TensorId pixels =
+        b_.input("pixels", c_.batch * patches, c_.patch_dim, c_.activation_dtype);
+    const TensorId x =
+        b_.matmul("patches", pixels, b_.weight("patches", c_.hidden, c_.patch_dim, true));
+    const Weight places =
+        b_.weight("positions", c_.positions + 1, c_.hidden);  // and the class token
     const TensorId y = b_.activation("embed", rows_, c_.hidden);
     b_.add("embed", {.kernel = "AddPositions", .inputs = {x, places.tensor}, .outputs = {y}});
     b_.on_backward([this, x, y, places] {
@@ -96,13 +99,22 @@ class StepMaker {
     if (!bert) x = b_.norm("final.norm", x, biased());
     if (c_.family == StepFamily::kVit || c_.phase == StepPhase::kPrefill) {
       // The class token, or the last token of each sequence.
-      x = b_.map("select", {.kernel = "SelectRows", .inputs = {x}, .needs = {x}, .rows = c_.batch,
-                            .cols = c_.hidden, .flops_per_output = 0});
+      x = b_.map("select", {.kernel = "SelectRows",
+                            .inputs = {x},
+                            .needs = {x},
+                            .rows = c_.batch,
+                            .cols = c_.hidden,
+                            .flops_per_output = 0});
     }
     if (bert) {
       x = b_.matmul("transform", x, b_.weight("transform", c_.hidden, c_.hidden, true));
-      x = b_.map("transform.gelu", {.kernel = "Gelu", .inputs = {x}, .saved = {x}, .needs = {x},
-                                    .rows = b_.rows(x), .cols = c_.hidden, .flops_per_output = 8});
+      x = b_.map("transform.gelu", {.kernel = "Gelu",
+                                    .inputs = {x},
+                                    .saved = {x},
+                                    .needs = {x},
+                                    .rows = b_.rows(x),
+                                    .cols = c_.hidden,
+                                    .flops_per_output = 8});
       x = b_.norm("transform.norm", x, true);
     }
     const bool tied = c_.tied_embeddings && table_.tensor.valid();
@@ -121,11 +133,15 @@ class StepMaker {
     b_.workload().graph.tensors[loss.index()].role = Role::kOutput;
     const TensorId sums = b_.activation("loss.logsum", n, 1, DType::kF32);
     const double elements = static_cast<double>(n) * static_cast<double>(c_.vocab);
-    b_.add("loss", {.kernel = "CrossEntropy", .inputs = {logits}, .outputs = {loss, sums},
+    b_.add("loss", {.kernel = "CrossEntropy",
+                    .inputs = {logits},
+                    .outputs = {loss, sums},
                     .flops = 4 * elements});
     b_.on_backward([this, logits, sums, elements] {
       const TensorId grad = b_.new_gradient(logits);
-      b_.add("loss.d", {.kernel = "CrossEntropyGrad", .inputs = {logits, sums}, .outputs = {grad},
+      b_.add("loss.d", {.kernel = "CrossEntropyGrad",
+                        .inputs = {logits, sums},
+                        .outputs = {grad},
                         .flops = 4 * elements});
       b_.add_gradient(logits, grad);
     });
@@ -157,23 +173,35 @@ class StepMaker {
   }
 
   TensorId activate(const std::string& name, TensorId u, int64_t width) {
-    return b_.map(name, {.kernel = c_.gated_ffn ? "GatedAct" : "Gelu", .inputs = {u}, .saved = {u},
-                         .needs = {u}, .rows = b_.rows(u), .cols = width, .flops_per_output = 8});
+    return b_.map(name, {.kernel = c_.gated_ffn ? "GatedAct" : "Gelu",
+                         .inputs = {u},
+                         .saved = {u},
+                         .needs = {u},
+                         .rows = b_.rows(u),
+                         .cols = width,
+                         .flops_per_output = 8});
   }
 
-  // Every token goes to active_experts of them; each of this device's experts sees its even share of
-  // the tokens of all devices, which is as many rows as this device's tokens send out.
+  // Every token goes to active_experts of them; each of this device's experts sees its even share
+  // of the tokens of all devices, which is as many rows as this device's tokens send out.
   TensorId experts(const std::string& at, TensorId x) {
     const TensorId scores =
         b_.matmul(at + "router", x, b_.weight(at + "router", c_.experts, c_.hidden));
-    const TensorId route = b_.map(at + "route", {.kernel = "TopK", .inputs = {scores},
-                                                 .saved = {scores}, .needs = {scores}, .rows = rows_,
+    const TensorId route = b_.map(at + "route", {.kernel = "TopK",
+                                                 .inputs = {scores},
+                                                 .saved = {scores},
+                                                 .needs = {scores},
+                                                 .rows = rows_,
                                                  .cols = 2 * c_.active_experts,
                                                  .flops_per_output = 32});
     const int64_t sent = rows_ * c_.active_experts;
-    const TensorId rows = b_.map(at + "dispatch", {.kernel = "Dispatch", .inputs = {x, route},
-                                                   .saved = {route}, .needs = {x}, .rows = sent,
-                                                   .cols = c_.hidden, .flops_per_output = 0});
+    const TensorId rows = b_.map(at + "dispatch", {.kernel = "Dispatch",
+                                                   .inputs = {x, route},
+                                                   .saved = {route},
+                                                   .needs = {x},
+                                                   .rows = sent,
+                                                   .cols = c_.hidden,
+                                                   .flops_per_output = 0});
     // With few tokens not every expert is met.
     const double met = std::min(1.0, static_cast<double>(sent) * static_cast<double>(c_.shards) /
                                          static_cast<double>(c_.experts));
@@ -184,11 +212,14 @@ class StepMaker {
     const TensorId h = activate(at + "experts.act", u, width);
     const TensorId y = b_.matmul(at + "experts.down", h,
                                  b_.weight(at + "experts.down", n * c_.hidden, width), n, met);
-    TensorId sum = b_.map(at + "combine", {.kernel = "Combine", .inputs = {y, route},
-                                           .saved = {y, route}, .needs = {y, route}, .rows = rows_,
-                                           .cols = c_.hidden,
-                                           .flops_per_output =
-                                               2.0 * static_cast<double>(c_.active_experts)});
+    TensorId sum =
+        b_.map(at + "combine", {.kernel = "Combine",
+                                .inputs = {y, route},
+                                .saved = {y, route},
+                                .needs = {y, route},
+                                .rows = rows_,
+                                .cols = c_.hidden,
+                                .flops_per_output = 2.0 * static_cast<double>(c_.active_experts)});
     if (c_.shared_experts > 0) {
       const TensorId shared = ffn(at + "shared.", x, width * c_.shared_experts);
       sum = b_.add_residual(at + "experts.sum", sum, shared);
@@ -212,18 +243,22 @@ class StepMaker {
     }
     if (c_.phase == StepPhase::kPrefill) write_segments(layer, at, qkv);
     return b_.attention(at + "attention", {qkv},
-                        {c_.heads, c_.head_dim, v_dim(), c_.family != StepFamily::kBert &&
-                                                             c_.family != StepFamily::kVit});
+                        {c_.heads, c_.head_dim, v_dim(),
+                         c_.family != StepFamily::kBert && c_.family != StepFamily::kVit});
   }
 
   TensorId rope(const std::string& name, TensorId x) {
-    return b_.map(name, {.kernel = "Rope", .inputs = {x}, .needs = {x}, .rows = b_.rows(x),
-                         .cols = b_.cols(x), .flops_per_output = 3});
+    return b_.map(name, {.kernel = "Rope",
+                         .inputs = {x},
+                         .needs = {x},
+                         .rows = b_.rows(x),
+                         .cols = b_.cols(x),
+                         .flops_per_output = 3});
   }
 
-  // Multi-head latent attention: queries and the cache pass through narrow projections. Decoding works
-  // in the latent space: the up-projection of keys is absorbed in the query, that of values in the
-  // output.
+  // Multi-head latent attention: queries and the cache pass through narrow projections. Decoding
+  // works in the latent space: the up-projection of keys is absorbed in the query, that of values
+  // in the output.
   TensorId latent_attention(int64_t layer, const std::string& at, TensorId x) {
     const int64_t query = c_.heads * (c_.head_dim + c_.rope_dim);
     TensorId q = x;
@@ -233,19 +268,24 @@ class StepMaker {
     }
     const int64_t q_in = c_.q_rank > 0 ? c_.q_rank : c_.hidden;
     q = rope(at + "q_rope", b_.matmul(at + "q_up", q, b_.weight(at + "q_up", query, q_in)));
-    const TensorId latents = b_.norm(
-        at + "kv_norm", b_.matmul(at + "kv_down", x, b_.weight(at + "kv_down", kv_width(), c_.hidden)),
-        false, c_.kv_rank);
+    const TensorId latents =
+        b_.norm(at + "kv_norm",
+                b_.matmul(at + "kv_down", x, b_.weight(at + "kv_down", kv_width(), c_.hidden)),
+                false, c_.kv_rank);
     const Weight up = b_.weight(at + "kv_up", c_.heads * (c_.head_dim + v_dim()), c_.kv_rank);
     if (c_.phase == StepPhase::kDecode) {
       const double half = 2.0 * static_cast<double>(rows_ * c_.heads * c_.kv_rank);
       const TensorId wide = b_.activation(at + "q_absorbed", rows_, c_.heads * kv_width());
-      b_.add(at + "q_absorbed", {.kernel = "MatMul", .inputs = {q, up.tensor}, .outputs = {wide},
+      b_.add(at + "q_absorbed", {.kernel = "MatMul",
+                                 .inputs = {q, up.tensor},
+                                 .outputs = {wide},
                                  .flops = half * static_cast<double>(c_.head_dim)});
-      const TensorId narrow = attend_segments(layer, at, wide, latents, c_.heads * c_.kv_rank,
-                                              kv_width() + c_.kv_rank);
+      const TensorId narrow =
+          attend_segments(layer, at, wide, latents, c_.heads * c_.kv_rank, kv_width() + c_.kv_rank);
       const TensorId y = b_.activation(at + "v_up", rows_, c_.heads * v_dim());
-      b_.add(at + "v_up", {.kernel = "MatMul", .inputs = {narrow, up.tensor}, .outputs = {y},
+      b_.add(at + "v_up", {.kernel = "MatMul",
+                           .inputs = {narrow, up.tensor},
+                           .outputs = {y},
                            .flops = half * static_cast<double>(v_dim())});
       return y;
     }
@@ -270,8 +310,11 @@ class StepMaker {
   void write_segments(int64_t layer, const std::string& at, TensorId from) {
     for (const TensorId segment : segments(layer)) {
       const std::string name = at + text_of("keep%d", b_.workload().graph.at(segment).slot.segment);
-      b_.add(name, {.kernel = "AppendKv", .inputs = {from}, .updates = {segment},
-                    .traffic = 2.0 * static_cast<double>(b_.bytes(segment)), .recompute = false});
+      b_.add(name, {.kernel = "AppendKv",
+                    .inputs = {from},
+                    .updates = {segment},
+                    .traffic = 2.0 * static_cast<double>(b_.bytes(segment)),
+                    .recompute = false});
     }
   }
 
@@ -280,16 +323,20 @@ class StepMaker {
   TensorId attend_segments(int64_t layer, const std::string& at, TensorId q, TensorId added,
                            int64_t width, int64_t depth) {
     const std::vector<TensorId> kv = segments(layer);
-    b_.add(at + "append", {.kernel = "AppendKv", .inputs = {added}, .updates = {kv.back()},
+    b_.add(at + "append", {.kernel = "AppendKv",
+                           .inputs = {added},
+                           .updates = {kv.back()},
                            .traffic = 2.0 * static_cast<double>(b_.bytes(added)),
                            .recompute = false});
     std::vector<TensorId> parts;
     for (size_t s = 0; s < kv.size(); ++s) {
       const std::string name = at + text_of("attend%zu", s);
       parts.push_back(b_.activation(name, rows_, width + 2 * c_.heads, DType::kF32));
-      const double flops = 2.0 * static_cast<double>(b_.rows(kv[s]) * c_.heads) *
-                           static_cast<double>(depth);
-      b_.add(name, {.kernel = "AttendSegment", .inputs = {q, kv[s]}, .outputs = {parts.back()},
+      const double flops =
+          2.0 * static_cast<double>(b_.rows(kv[s]) * c_.heads) * static_cast<double>(depth);
+      b_.add(name, {.kernel = "AttendSegment",
+                    .inputs = {q, kv[s]},
+                    .outputs = {parts.back()},
                     .flops = flops});
     }
     const TensorId y = b_.activation(at + "attention", rows_, width);
@@ -344,11 +391,11 @@ Status check_ranges(const StepConfig& c) {
   }};
   for (const Range& r : ranges) {
     if (r.value >= r.least && r.value <= r.most) continue;
-    return bad(r.member, r.value,
-               text_of("it must be between %lld and %lld for a %s step",
-                       static_cast<long long>(r.least), static_cast<long long>(r.most),
-                       name_of(c.family))
-                   .c_str());
+    return bad(
+        r.member, r.value,
+        text_of("it must be between %lld and %lld for a %s step", static_cast<long long>(r.least),
+                static_cast<long long>(r.most), name_of(c.family))
+            .c_str());
   }
   return {};
 }

@@ -3,15 +3,17 @@
 // planned and simulated (the ops are kKernel: nothing here runs a model).
 //
 // What a step holds
-//   kTrain    forward, backward, one optimizer op a weight at the end. Weights and optimizer state are
-//             kState. Saved for the backward pass is what its formulas read: inputs of products, norms
-//             and activations, q/k/v, the attention's output and its log-sums (FlashAttention-2,
-//             arXiv 2307.08691); nothing is recomputed: that is the planner's choice. No dropout, no
-//             clipping of the global norm (which would need all gradients first).
+//   kTrain    forward, backward, one optimizer op a weight at the end. Weights and optimizer
+//             state are kState. Saved for the backward pass is what its formulas read: inputs of
+//             products, norms and activations, q/k/v, the attention's output and its log-sums
+//             (FlashAttention-2, arXiv 2307.08691); nothing is recomputed: that is the planner's
+//             choice. No dropout, no clipping of the global norm (which would need all gradients
+//             first).
 //   kPrefill  forward of batch x sequence tokens; keys and values are written to KV segments.
-//   kDecode   forward of one token a sequence against `sequence` cached positions, attended a segment
-//             at a time and combined (flash decoding), so that segments need not all be on the device.
-//   Both inference phases are cyclic; their weights are kWeight: file 0 holds them one after another.
+//   kDecode   forward of one token a sequence against `sequence` cached positions, attended a
+//             segment at a time and combined (flash decoding), so that segments need not all be
+//             on the device.
+// Both inference phases are cyclic; their weights are kWeight: file 0 holds them one after another.
 //
 // Assumed: a matrix product takes 2 rows cols depth FLOPs and its gradients twice that; attention's
 // backward pass 2.5 times its forward one when the scores are not kept, else twice; experts are
@@ -37,18 +39,18 @@ struct StepConfig {
   StepFamily family = StepFamily::kLlama;
   StepPhase phase = StepPhase::kTrain;
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
-  int64_t vocab = 0;                 // kVit: classes
-  int64_t positions = 0;             // rows of a learned position table; 0: none
-  int64_t batch = 1, sequence = 0;   // tokens a sequence; kDecode: positions in the cache
+  int64_t vocab = 0;                // kVit: classes
+  int64_t positions = 0;            // rows of a learned position table; 0: none
+  int64_t batch = 1, sequence = 0;  // tokens a sequence; kDecode: positions in the cache
   // kMoe: experts a layer, those a token goes to, shared ones, width of one, dense layers at the
   // start; multi-head latent attention when kv_rank > 0 (DeepSeek-V3, arXiv 2412.19437).
   int64_t experts = 0, active_experts = 0, shared_experts = 0, expert_ffn = 0, dense_layers = 0;
   int64_t q_rank = 0, kv_rank = 0, rope_dim = 0, v_head_dim = 0;
-  int64_t image_tokens = 0;          // kVit: patches and the class token
-  int64_t patch_dim = 0;             // kVit: values of one patch
-  int64_t kv_segment = 4096;         // inference: positions of one KV tensor
-  bool flash_attention = true;       // false: the scores are an activation
-  bool gated_ffn = true;             // kGpt, kBert, kVit: false
+  int64_t image_tokens = 0;     // kVit: patches and the class token
+  int64_t patch_dim = 0;        // kVit: values of one patch
+  int64_t kv_segment = 4096;    // inference: positions of one KV tensor
+  bool flash_attention = true;  // false: the scores are an activation
+  bool gated_ffn = true;        // kGpt, kBert, kVit: false
   bool tied_embeddings = false;
   DType weight_dtype = DType::kBF16;
   DType activation_dtype = DType::kBF16;
@@ -57,7 +59,8 @@ struct StepConfig {
   int64_t optimizer_bytes = 12;
   bool f32_gradients = false;
   // Degree of parallelism: this many devices share weights, gradients, optimizer state and experts
-  // evenly, each with `batch` sequences of its own. Bytes of those are divided by it, FLOPs are not.
+  // evenly, each with `batch` sequences of its own. Bytes of those are divided by it, FLOPs are
+  // not.
   int64_t shards = 1;
 };
 

@@ -11,8 +11,8 @@
 
 namespace headrace::workload {
 
-// Takes one object of a list (or of an object) at the top of a document: `section` is the key at the
-// top, `key` the element's own key where the section is an object.
+// Takes one object of a list (or of an object) at the top of a document: `section` is the key at
+// the top, `key` the element's own key where the section is an object.
 using ElementFn = std::function<Status(const std::string& section, const std::string& key,
                                        const nlohmann::json& element)>;
 

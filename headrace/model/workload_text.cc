@@ -8,9 +8,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-std::string dumped(const Json& j) {
-  return j.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
+std::string dumped(const Json& j) { return j.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 void write_rule(const PlacementRule& rule, Json* j) {
   if (rule.pinned) (*j)["pinned"] = true;

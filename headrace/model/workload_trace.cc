@@ -26,7 +26,7 @@ struct Stored {
   int64_t id = 0;
   Bytes bytes = 0;
   bool persistent = false;
-  TensorId current;      // the version that a reader gets now
+  TensorId current;  // the version that a reader gets now
   int32_t versions = 0;
   bool written = false;
 };
@@ -34,9 +34,8 @@ struct Stored {
 class TraceReader {
  public:
   Result<Workload> read(std::string_view json) {
-    HR_ASSIGN(const Json rest,
-              read_elements(json, [this](const std::string& section, const std::string& key,
-                                         const Json& e) {
+    HR_ASSIGN(const Json rest, read_elements(json, [this](const std::string& section,
+                                                          const std::string& key, const Json& e) {
                 if (section == "tensors") return take_tensor(key, e);
                 if (section == "kernels") return take_kernel(e);
                 return error(Code::kBadFile, "'%s' holds an object where none belongs",
@@ -94,7 +93,7 @@ class TraceReader {
     }
     Kernel k;
     k.id = static_cast<int64_t>(kernels_.size());
-    const JsonFields f(e, text_of("kernel %lld", static_cast<long long>(k.id)));
+    const JsonFields f(e, "kernel", kernels_.size());
     HR_TRY(f.only({"id", "name", "t", "in", "out"}));
     HR_TRY(f.integer("id", 0, INT64_MAX, &k.id));
     HR_TRY(f.text("name", &k.name));

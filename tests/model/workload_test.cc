@@ -215,8 +215,8 @@ TEST(Workload, DeepNestingIsRefusedWithoutRecursion) {
 
 // ---- kernel traces ----------------------------------------------------------------------------
 
-// w is updated by the last kernel, b only read; m (a mask) is read but never written; k2 adds to y in
-// place; k3 overwrites x without reading it.
+// w is updated by the last kernel, b only read; m (a mask) is read but never written; k2 adds to y
+// in place; k3 overwrites x without reading it.
 const char* const kTrace = R"({"name": "small", "time_unit": "s", "kernels": [
   {"id": 0, "name": "Linear_Forward", "t": 0.25, "in": [1, 2], "out": [3]},
   {"id": 1, "name": "Multiply_Forward", "t": 1e-6, "in": [3, 4], "out": [5]},
