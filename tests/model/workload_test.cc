@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -303,6 +306,42 @@ TEST(Workload, IsToldFromOtherJsonByItsKeys) {
   EXPECT_FALSE(looks_like_workload("GGUF\x03"));
   EXPECT_FALSE(looks_like_workload("[\"headrace_workload\"]"));
   EXPECT_FALSE(looks_like_workload(""));
+}
+
+// ---- the guide and the examples
+
+std::string file_text(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  EXPECT_TRUE(in.good()) << path;
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+TEST(Workload, EveryJsonTextOfTheGuideIsRead) {
+  const std::string guide = file_text(HEADRACE_SOURCE_DIR "/docs/guide/workload.md");
+  std::vector<Workload> read;
+  for (size_t at = guide.find("```json\n"); at != std::string::npos;
+       at = guide.find("```json\n", at)) {
+    at += 8;
+    const auto w = parse_workload(guide.substr(at, guide.find("```", at) - at));
+    ASSERT_TRUE(w.ok()) << w.status().message();
+    EXPECT_TRUE(verify(w->graph).ok()) << verify(w->graph).message();
+    read.push_back(*w);
+  }
+  ASSERT_EQ(read.size(), 3u);
+  EXPECT_EQ(live_peak(read[0]), 320 * kMiB);  // as the guide says
+}
+
+TEST(Workload, EveryExampleIsRead) {
+  int examples = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(HEADRACE_SOURCE_DIR "/examples/planning")) {
+    if (entry.path().extension() != ".json") continue;
+    const auto w = parse_workload(file_text(entry.path()));
+    ASSERT_TRUE(w.ok()) << entry.path() << ": " << w.status().message();
+    EXPECT_TRUE(verify(w->graph).ok()) << entry.path();
+    ++examples;
+  }
+  EXPECT_GE(examples, 5);
 }
 
 TEST(Workload, AChainOfAHundredThousandOpsIsRead) {
