@@ -21,6 +21,9 @@ constexpr double kPrices[] = {0.5, 0.0, 0.15, 1.0, 2.0};
 // Loads as late as possible may cost one part in this many of the step.
 constexpr Nanos kLateShare = 2000;
 
+// The turn of a drop of what only ops that run again needed.
+constexpr int32_t kAfterReruns = -2;
+
 OpId op_at(const Problem& p, int32_t position) {
   return position >= 0 && position < p.size() ? p.order[at(position)] : OpId();
 }
@@ -58,6 +61,7 @@ class Writer {
   std::tuple<int32_t, int, int32_t> key(int32_t i) const {
     constexpr int kRank[] = {0, 2, 1, 3, 0, 3};
     const Action& a = out_.actions[at(i)];
+    if (turns_[at(i)] == kAfterReruns) return {a.before, 4, 0};
     return {a.before, kRank[static_cast<size_t>(a.kind)], turns_[at(i)]};
   }
 
@@ -110,7 +114,9 @@ class Writer {
       const Span span = s_.span(v, i);
       if (g.way == Way::kKeep || !span.exists) continue;
       if (g.way == Way::kRecompute) {
-        add(ActionKind::kDrop, span.after + 1, v, Range{}, TierId());
+        const bool passes = span.after >= 0 && s_.passes(v, span.after);
+        add(ActionKind::kDrop, passes ? span.after : span.after + 1, v, Range{}, TierId(),
+            passes ? kAfterReruns : 0);
       }
       Choice c;
       c.tensor = p_.values[at(v)].tensor;

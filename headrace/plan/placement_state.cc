@@ -175,6 +175,9 @@ void State::add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier) {
 // Adds (sign 1) or takes away (-1) what a gap holds, on the device and in its tier.
 void State::charge(int32_t v, int32_t gap, int sign) {
   const Span s = span(v, gap);
+  if (sign > 0 && gap > 0 && !values_[at(v)].touches[at(gap - 1)].own) {
+    recount(values_[at(v)].touches[at(gap - 1)].position);
+  }
   if (!s.exists) return;
   const Gap& g = values_[at(v)].gaps[at(gap)];
   const Bytes kept = sign * kept_bytes(v, g);
@@ -196,7 +199,8 @@ void State::charge(int32_t v, int32_t gap, int sign) {
 }
 
 void State::begin() {
-  open_.push_back({saved_.size(), added_.size(), rerun_log_.size(), transactions_++});
+  open_.push_back({saved_.size(), added_.size(), rerun_log_.size(), recounted_.size(),
+                   transactions_++});
 }
 
 void State::commit() {
@@ -205,6 +209,7 @@ void State::commit() {
   saved_.clear();
   added_.clear();
   rerun_log_.clear();
+  recounted_.clear();
 }
 
 void State::rollback() {
@@ -213,7 +218,6 @@ void State::rollback() {
     const Added& a = added_.back();
     (a.tier == 0 ? planned_ : tiers_[at(a.tier)]).add(a.lo, a.hi, -a.bytes);
   }
-  std::vector<int32_t> positions;
   for (; rerun_log_.size() > mark.reruns; rerun_log_.pop_back()) {
     const Rerun& r = rerun_log_.back();
     auto& list = reruns_[at(r.position)];
@@ -222,12 +226,14 @@ void State::rollback() {
     } else {
       list.push_back(r.value);
     }
-    positions.push_back(r.position);
   }
-  for (int32_t k : positions) recount(k);
   for (; saved_.size() > mark.saved; saved_.pop_back()) {
     values_[at(saved_.back().value)] = std::move(saved_.back().state);
   }
+  const std::vector<int32_t> positions(
+      recounted_.begin() + static_cast<std::ptrdiff_t>(mark.recounted), recounted_.end());
+  for (int32_t k : positions) recount(k);
+  recounted_.resize(mark.recounted);
   commit();
 }
 
@@ -249,14 +255,31 @@ void State::set(int32_t v, int32_t gap, const Gap& way) {
   recount(s.before);
 }
 
-// The time and the pulse of what runs before position k; undone by counting again.
+// Only there for ops that run again before `position`, and gone before the op of the position itself.
+bool State::passes(int32_t v, int32_t position) const {
+  const ValueState& s = values_[at(v)];
+  const int32_t i = index_of(v, position);
+  if (i == static_cast<int32_t>(s.touches.size()) || s.touches[at(i)].position != position ||
+      s.touches[at(i)].own || p_->values[at(v)].persistent) {
+    return false;
+  }
+  const bool last = i + 1 == static_cast<int32_t>(s.touches.size());
+  return last || s.gaps[at(i + 1)].way == Way::kRecompute;
+}
+
+// The time and the bytes of what runs again before position k; undone by counting again. The op of the
+// position needs its bytes only after that.
 void State::recount(int32_t k) {
   if (k >= p_->size()) return;
+  if (!open_.empty()) recounted_.push_back(k);
   Nanos ns = 0;
-  Bytes pulse = 0;
+  Bytes pulse = 0, passing = 0;
   const std::vector<int32_t>& list = reruns_[at(k)];
+  counted_.clear();
   for (size_t i = 0; i < list.size(); ++i) {
+    counted_.push_back(list[i]);
     const int32_t op = p_->values[at(list[i])].producer;
+    counted_.insert(counted_.end(), p_->reads[at(op)].begin(), p_->reads[at(op)].end());
     bool seen = false;
     for (size_t j = 0; j < i && !seen; ++j) seen = p_->values[at(list[j])].producer == op;
     if (seen) continue;
@@ -267,12 +290,16 @@ void State::recount(int32_t k) {
         transient += p_->values[at(other)].bytes;
       }
     }
-    pulse = std::max(pulse, transient - p_->workspace[at(k)] - birth_bytes_[at(k)]);
+    pulse = std::max(pulse, transient);
   }
+  std::sort(counted_.begin(), counted_.end());
+  counted_.erase(std::unique(counted_.begin(), counted_.end()), counted_.end());
+  for (int32_t v : counted_) passing += passes(v, k) ? p_->values[at(v)].bytes : 0;
+  const Bytes extra = list.empty() ? 0 : std::max(pulse - op_bytes(k), -passing);
   extra_total_ += ns - extra_ns_[at(k)];
   extra_ns_[at(k)] = ns;
-  planned_.add(k, k, pulse - extra_bytes_[at(k)]);
-  extra_bytes_[at(k)] = pulse;
+  planned_.add(k, k, extra - extra_bytes_[at(k)]);
+  extra_bytes_[at(k)] = extra;
 }
 
 void State::add_rerun(int32_t v, int32_t position) {
@@ -389,6 +416,7 @@ bool State::rerun(int32_t v, int32_t gap, double ns_per_byte, int depth) {
   for (int32_t input : p_->reads[at(op)]) {
     if (!need(input, position, ns_per_byte, depth)) return false;
   }
+  recount(position);
   return true;
 }
 
@@ -416,6 +444,7 @@ void State::unrerun(int32_t v, int32_t gap) {
   charge(v, gap, 1);
   remove_rerun(v, position);
   for (int32_t input : p_->reads[at(p_->values[at(v)].producer)]) remove_demand(input, position);
+  recount(position);
 }
 
 void State::remove_demand(int32_t v, int32_t position) {

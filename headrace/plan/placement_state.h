@@ -75,6 +75,12 @@ class State {
   int32_t gap_at(int32_t v, int32_t k) const;
   // Bytes of the gap that are on the device at its positions.
   Bytes kept_bytes(int32_t v, const Gap& gap) const;
+  // True: the value is there at position k only for ops that run again before it, and is given up
+  // before the op of k runs. `passing_bytes`: by how much that op can do with less than planned sums.
+  bool passes(int32_t v, int32_t k) const;
+  Bytes passing_bytes(int32_t k) const {
+    return std::max<Bytes>(0, -extra_bytes_[static_cast<size_t>(k)]);
+  }
   // False: pinned by a rule.
   bool movable(int32_t v) const { return !pinned_[static_cast<size_t>(v)]; }
   bool allowed_tier(int32_t v, TierId tier) const;
@@ -142,7 +148,7 @@ class State {
   std::vector<std::vector<bool>> forbidden_;  // by value: by tier; empty: none
   std::vector<std::vector<int32_t>> reruns_;  // by position
   std::vector<Nanos> extra_ns_;
-  std::vector<Bytes> extra_bytes_;            // pulses of ops that run again, above the op's own
+  std::vector<Bytes> extra_bytes_;            // what ops that run again need beyond the touches
   std::vector<Bytes> birth_bytes_;
   std::vector<int32_t> next_over_;
   Nanos extra_total_ = 0;
@@ -151,9 +157,11 @@ class State {
   std::vector<Saved> saved_;
   std::vector<Added> added_;
   std::vector<Rerun> rerun_log_;
+  std::vector<int32_t> recounted_;
+  std::vector<int32_t> counted_;              // scratch of recount()
   std::vector<int32_t> save_mark_;            // by value: the transaction that saved it
   struct Mark {
-    size_t saved, added, reruns;
+    size_t saved, added, reruns, recounted;
     int32_t transaction;
   };
   std::vector<Mark> open_;

@@ -373,7 +373,7 @@ class Walk {
       while (!loads_[s].empty() && std::get<0>(loads_[s].top()) <= k) {
         left -= piece(std::get<2>(loads_[s].top())).bytes;
         while (true) {
-          const Bytes missing = over(k) - s_.op_bytes(k) - left;
+          const Bytes missing = over(k) + s_.passing_bytes(k) - s_.op_bytes(k) - left;
           if (missing <= 0) break;
           wait_for_store(k, missing);
         }

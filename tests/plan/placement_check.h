@@ -37,6 +37,7 @@ class ScheduleChecker {
         if (!wrong_.empty()) return where(k);
       }
       if (k == p_.size()) break;
+      forget(2 * k);
       run_op(k, k, 2 * k + 1);
       if (!wrong_.empty()) return where(k);
     }
@@ -153,7 +154,11 @@ class ScheduleChecker {
     }
     hold(p_.workspace[at(op)]);
     for (int32_t v : passing) there_[at(v)].clear();
-    for (size_t v = 0; v < n_ && only < 0; ++v) {
+    if (only < 0) forget(moment);
+  }
+
+  void forget(int32_t moment) {
+    for (size_t v = 0; v < n_; ++v) {
       if (!p_.values[v].persistent && last_[v] <= moment) there_[v].clear();
     }
   }

@@ -92,7 +92,9 @@ TEST(Placement, SchedulesOfRandomStepsAreValidAtEveryBudgetThatFits) {
       bool fitted = true;
       for (int percent = 95; percent >= 40; percent -= 11) {
         p.budget = peak * percent / 100;
-        const auto placed = place(p);
+        PlaceOptions options;
+        options.effort = 0.05;
+        const auto placed = place(p, options);
         ASSERT_TRUE(placed.ok()) << placed.status().message();
         fitted = placed->fits;
         if (!fitted) {
