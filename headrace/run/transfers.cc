@@ -45,6 +45,7 @@ Result<Bytes> Transfers::issue(int32_t step) {
   Flight& f = flight(step);
   f.state = kQueued;
   f.run = run_;
+  f.serial = ++serial_;
   f.before = s.tail;
   f.after = -1;
   (s.tail >= 0 ? flight(s.tail).after : s.head) = step;
@@ -72,7 +73,7 @@ Result<Bytes> Transfers::issue(int32_t step) {
 Status Transfers::start_ready(Stream& s) {
   while (s.queued >= 0) {
     for (int32_t w : p_->transfer(s.queued).waits) {
-      if (w != s.queued && !ended(w)) return {};
+      if (blocks(w, s.queued)) return {};
     }
     const int32_t step = s.queued;
     s.queued = flight(step).after;
@@ -197,7 +198,7 @@ Status Transfers::block_for(int32_t step) {
     if (flight(head).state == kFlying) return end(head);
     const auto& waits = p_->transfer(head).waits;
     const auto open = std::find_if(waits.begin(), waits.end(),
-                                   [&](int32_t w) { return w != head && !ended(w); });
+                                   [&](int32_t w) { return blocks(w, head); });
     if (open == waits.end()) return start_ready(stream_of(step));
     step = *open;
   }

@@ -63,6 +63,7 @@ class Transfers {
     int32_t before = -1, after = -1;  // on its stream
     Ticket ticket;
     uint64_t run = 0;  // in which it was issued
+    uint64_t serial = 0;  // of the issue
   };
   struct Stream {
     int32_t head = -1, tail = -1;
@@ -76,6 +77,11 @@ class Transfers {
 
   Flight& flight(int32_t step) { return flights_[static_cast<size_t>(step)]; }
   Stream& stream_of(int32_t step) { return streams_[static_cast<size_t>(p_->transfer(step).stream)]; }
+  // Waits mean what was issued before: not the execution of `w` in the cycle after.
+  bool blocks(int32_t w, int32_t step) const {
+    return !ended(w) && flights_[static_cast<size_t>(w)].serial <
+                            flights_[static_cast<size_t>(step)].serial;
+  }
   Status start_ready(Stream& stream);
   Status start(int32_t step);
   Status start_rows(int32_t step, const TransferStep& t);
@@ -99,6 +105,7 @@ class Transfers {
   const StepRows* step_rows_ = nullptr;
   Nanos start_ = 0;
   uint64_t run_ = 0;
+  uint64_t serial_ = 0;
 };
 
 template <typename Keep>

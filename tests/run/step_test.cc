@@ -1,0 +1,367 @@
+// Programs over several tiers: whatever moves, and however late it arrives, the outputs and states
+// are those of the same step with everything kept.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "headrace/sim/simulate.h"
+#include "headrace/tier/file_tier.h"
+#include "headrace/tier/remote_tier.h"
+#include "tests/run/step_testing.h"
+#include "tests/tier/tier_testing.h"
+
+namespace headrace {
+namespace test {
+
+// The folder of file tiers; they leave nothing in it.
+const std::string& scratch_folder() {
+  static const testing_tier::TempFolder folder;
+  return folder.path();
+}
+
+std::unique_ptr<Tier> open_kind(Kind kind, const std::vector<Bytes>& objects, ManualClock& clock,
+                                const TierInfo& info) {
+  const MappedOptions inline_copies{256, false};
+  switch (kind) {
+    case Kind::kHost: return std::move(open_host_tier(objects, inline_copies).value());
+    case Kind::kHostThread: return std::move(open_host_tier(objects).value());
+    case Kind::kRemote: {
+      const RemotePool pool{PoolKind::kScratchFile, "/dev/shm/headrace_step_test", -1};
+      auto tier = open_remote_tier(pool, objects, inline_copies);
+      EXPECT_TRUE(tier.ok()) << tier.status().message();
+      return std::move(*tier);
+    }
+    case Kind::kFile: {
+      FileTierOptions options;
+      options.access = FileAccess::kScratch;
+      options.scratch_bytes = *std::max_element(objects.begin(), objects.end());
+      options.register_buffers = false;
+      auto tier = open_file_tier({scratch_folder() + "/a", scratch_folder() + "/b"}, nullptr, options);
+      EXPECT_TRUE(tier.ok()) << tier.status().message();
+      return std::move(*tier);
+    }
+    case Kind::kEmulated: {
+      const LinkModel model{info.load_bytes_per_s, info.latency_ns, info.duplex};
+      auto tier = open_emulated_tier(std::move(open_host_tier(objects, inline_copies).value()),
+                                     std::make_shared<EmulatedLink>(model, clock), 4096);
+      return std::move(*tier);
+    }
+  }
+  return nullptr;
+}
+
+StepRig::StepRig(const Program& p, const std::vector<Kind>& kinds,
+                 const std::vector<std::byte>& file, ExecutorOptions options, const Wrap& wrap)
+    : graph(p.graph) {
+  arena = std::make_unique<Arena>(
+      std::move(Arena::create(std::max(kPage, p.arena_bytes)).value()));
+  std::memset(arena->base(), 0xFF, static_cast<size_t>(arena->bytes()));
+  const std::vector<Bytes> copies = copy_bytes(p);
+  std::vector<Tier*> list = {nullptr};
+  options.copies.resize(1);
+  for (size_t t = 1; t < p.tiers.size(); ++t) {
+    const Bytes size = std::max(kPage, round_up(static_cast<Bytes>(file.size()), kPage));
+    const Bytes room = std::max(kPage, round_up(copies[t], kPage));
+    auto tier = open_kind(kinds[t - 1], {size, room}, clock, p.tiers[t]);
+    const PageBuffer bytes = page_buffer(size);
+    std::memcpy(bytes.get(), file.data(), file.size());
+    auto ticket = tier->store({bytes.get(), static_cast<size_t>(size)}, {0, 0, size});
+    EXPECT_TRUE(ticket.ok() && tier->wait(*ticket).ok());
+    if (wrap) tier = wrap(std::move(tier), t);
+    tiers.push_back(std::move(tier));
+    list.push_back(tiers.back().get());
+    options.copies.push_back({1, 0, room});
+  }
+  if (std::find(kinds.begin(), kinds.end(), Kind::kEmulated) != kinds.end()) options.clock = &clock;
+  executor = std::make_unique<Executor>(*arena, list, pool, options);
+  auto made = executor->prepare(p);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  if (made.ok()) prepared = std::move(*made);
+}
+
+}  // namespace test
+
+namespace {
+
+using ::testing::HasSubstr;
+using test::first_states;
+using test::Kind;
+using test::PlainStep;
+using test::random_step;
+using test::RandomProgram;
+using test::RandomStep;
+using test::StepRig;
+using test::weight_file;
+using test::Ways;
+
+std::vector<TierInfo> tier_infos(int others, bool duplex = false) {
+  std::vector<TierInfo> out(1);
+  out[0].name = "device";
+  for (int t = 1; t <= others; ++t) {
+    TierInfo info;
+    info.name = "tier" + std::to_string(t);
+    info.capacity = kGiB;
+    info.load_bytes_per_s = info.store_bytes_per_s = 4e7 * t;
+    info.latency_ns = 20'000 * t;
+    info.duplex = duplex;
+    out.push_back(info);
+  }
+  return out;
+}
+
+void expect_valid(const Program& p) {
+  const Status s = verify(p);
+  EXPECT_TRUE(s.ok()) << s.message();
+}
+
+// Runs it some cycles (once when not cyclic) and compares with the plain step each time.
+void expect_plain_results(const RandomStep& step, const Program& p, const std::vector<Kind>& kinds,
+                          const std::string& where, ExecutorOptions options = {},
+                          const StepRig::Wrap& wrap = nullptr) {
+  const auto file = weight_file(step);
+  PlainStep plain(step, file);
+  StepRig rig(p, kinds, file, std::move(options), wrap);
+  ASSERT_NE(rig.prepared, nullptr);
+  rig.write_states();
+  for (int cycle = 0; cycle < (p.cyclic ? 4 : 1); ++cycle) {
+    const Status s = rig.run();
+    ASSERT_TRUE(s.ok()) << where << ": " << s.message();
+    plain.run();
+    rig.compare(plain, where + ", cycle " + std::to_string(cycle));
+  }
+}
+
+TEST(Steps, EveryTensorGoesToAnyKindOfTierAndComesBackTheSame) {
+  for (const Kind kind : {Kind::kHost, Kind::kHostThread, Kind::kFile, Kind::kRemote,
+                          Kind::kEmulated}) {
+    for (const bool cyclic : {false, true}) {
+      Ways ways;
+      ways = {.move = 1, .parts = 0, .recompute = 0, .keep = 0, .cyclic = cyclic};
+      if (kind == Kind::kFile) ways.unit = kPage;
+      const RandomStep step = random_step(11, 24, 3, 3);
+      RandomProgram maker(step.graph, tier_infos(1), ways, 5);
+      const Program p = maker.make();
+      expect_valid(p);
+      EXPECT_GT(maker.transfers(InstrKind::kStore), 5);
+      EXPECT_GT(maker.transfers(InstrKind::kLoad), 5);
+      expect_plain_results(step, p, {kind}, "kind " + std::to_string(static_cast<int>(kind)),
+                           {.poison_freed = true});
+    }
+  }
+}
+
+TEST(Steps, PartsOfTensorsThreeTiersRecomputeAndCodecsMixAtRandom) {
+  int stores = 0, encodes = 0, recomputes = 0;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const bool duplex = seed % 3 == 0;
+    Ways ways;
+    ways = {.move = 20, .parts = 20, .encode = 10, .encode_and_move = 10, .recompute = 30,
+            .keep = 10, .cyclic = seed % 2 == 0};
+    if (seed % 5 == 0) ways.unit = kPage;
+    const RandomStep step = random_step(seed, 10 + static_cast<int>(seed % 40), 4, 3);
+    RandomProgram maker(step.graph, tier_infos(3, duplex), ways, seed);
+    const Program p = maker.make();
+    expect_valid(p);
+    stores += maker.transfers(InstrKind::kStore);
+    encodes += maker.transfers(InstrKind::kEncode);
+    recomputes += maker.transfers(InstrKind::kCompute) - static_cast<int>(step.graph->ops.size());
+    const std::vector<Kind> kinds = {
+        seed % 5 == 0 ? Kind::kFile : Kind::kHost,
+        seed % 4 == 0 ? Kind::kHostThread : Kind::kHost, Kind::kRemote};
+    expect_plain_results(step, p, kinds, "seed " + std::to_string(seed),
+                         {.poison_freed = seed % 7 != 0});
+    if (::testing::Test::HasFailure()) break;
+  }
+  EXPECT_GT(stores, 200);
+  EXPECT_GT(encodes, 50);
+  EXPECT_GT(recomputes, 30);
+}
+
+// Transfers that are held back read and write late, and in another order: what does not wait for them
+// sees 0xFF, or is stored as it was later. (Megatron-LM 7398: a reload reads a buffer that is still
+// being written; torchtune 1867: a tensor is freed while it is copied.)
+TEST(Steps, DelayedAndReorderedTransfersChangeNothing) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    Ways ways;
+    ways = {.move = 30, .parts = 30, .encode = 5, .encode_and_move = 10, .recompute = 15,
+            .keep = 5, .cyclic = seed % 2 == 0};
+    const RandomStep step = random_step(seed + 100, 30, 4, 3);
+    const Program p = RandomProgram(step.graph, tier_infos(2, seed % 3 == 0), ways, seed).make();
+    const auto late = [seed](std::unique_ptr<Tier> inner, size_t tier) {
+      FaultPlan faults;
+      faults.delay_polls = static_cast<int>(seed % 11);
+      faults.reorder_polls = 1 + static_cast<int>(seed % 5) * 5;
+      faults.seed = seed * 10 + tier;
+      return make_fault_tier(std::move(inner), faults);
+    };
+    expect_plain_results(step, p, {Kind::kHost, Kind::kHost}, "seed " + std::to_string(seed),
+                         {.poison_freed = seed % 2 == 0}, late);
+    if (::testing::Test::HasFailure()) break;
+  }
+}
+
+// A Program that does not wait where it must, under the same delays: so the test above could fail.
+TEST(Steps, AMissingWaitIsSeenUnderDelays) {
+  const RandomStep step = random_step(3, 24, 3, 3);
+  const Ways ways = {.move = 1, .parts = 0, .recompute = 0, .keep = 0};
+  Program p = RandomProgram(step.graph, tier_infos(1), ways, 5).make();
+  for (Instr& i : p.instrs) {
+    if (i.kind == InstrKind::kCompute) i.waits.clear();
+  }
+  FaultPlan faults;
+  faults.delay_polls = 200;
+  const auto file = weight_file(step);
+  PlainStep plain(step, file);
+  plain.run();
+  StepRig rig(p, {Kind::kHost}, file, {}, [&](std::unique_ptr<Tier> inner, size_t) {
+    return make_fault_tier(std::move(inner), faults);
+  });
+  rig.write_states();
+  ASSERT_TRUE(rig.run().ok());
+  const auto out = rig.executor->output(*rig.prepared, "out");
+  const auto want = plain.bytes("out");
+  EXPECT_NE(std::memcmp(out.data(), want.data(), want.size()), 0);
+}
+
+TEST(Steps, TheKthTransferFailingIsATypedErrorWithStepTensorAndTier) {
+  const RandomStep step = random_step(21, 16, 3, 2);
+  Ways ways;
+  ways = {.move = 10, .parts = 10, .encode = 0, .encode_and_move = 5, .recompute = 5, .keep = 0,
+          .cyclic = true};
+  const Program p = RandomProgram(step.graph, tier_infos(2), ways, 8).make();
+  expect_valid(p);
+  const auto file = weight_file(step);
+  for (const size_t bad : {1u, 2u}) {
+    for (const bool at_submit : {false, true}) {
+      bool finished = false;
+      int64_t k = 1;
+      for (; !finished && k < 1000; ++k) {
+        FaultPlan faults;
+        faults.fail_at_submit = at_submit;
+        faults.delay_polls = 3;
+        PlainStep plain(step, file);
+        // The states are written through the tier as well: transfers count from the first run.
+        StepRig rig(p, {Kind::kHost, Kind::kHost}, file, {},
+                    [&](std::unique_ptr<Tier> inner, size_t tier) {
+                      FaultPlan mine = faults;
+                      if (tier == bad) mine.fail_at = k;
+                      return make_fault_tier(std::move(inner), mine);
+                    });
+        Status status;
+        for (const auto& [name, bytes] : first_states(*step.graph)) {
+          if (status.ok()) status = rig.executor->write_state(*rig.prepared, name, bytes);
+        }
+        const bool running = status.ok();
+        for (int cycle = 0; cycle < 2 && status.ok(); ++cycle) {
+          status = rig.run();
+          plain.run();
+        }
+        if (status.ok()) {
+          const auto out = rig.executor->output(*rig.prepared, "out");
+          EXPECT_EQ(std::memcmp(out.data(), plain.bytes("out").data(), out.size_bytes()), 0);
+          finished = true;
+          break;
+        }
+        EXPECT_EQ(status.code(), Code::kIo);
+        EXPECT_THAT(status.message(), HasSubstr("injected: object"));
+        if (running) {
+          EXPECT_THAT(status.message(), HasSubstr("step "));
+          EXPECT_THAT(status.message(), HasSubstr("tier 'tier" + std::to_string(bad) + "'"));
+          bool named = false;
+          for (const Tensor& t : step.graph->tensors) {
+            named |= status.message().find("'" + t.name + "'") != std::string::npos;
+          }
+          EXPECT_TRUE(named) << status.message();
+          EXPECT_THAT(rig.run().message(), HasSubstr("nothing runs after an error"));
+        }
+        // Nobody writes to the arena any more.
+        const std::span<std::byte> bytes = rig.arena->at(0, rig.arena->bytes());
+        const std::vector<std::byte> after(bytes.begin(), bytes.end());
+        for (int i = 0; i < 20; ++i) {
+          for (auto& tier : rig.tiers) tier->poll();
+        }
+        rig.executor.reset();
+        rig.tiers.clear();
+        EXPECT_EQ(std::memcmp(after.data(), bytes.data(), after.size()), 0) << "k = " << k;
+      }
+      EXPECT_TRUE(finished);
+      EXPECT_GT(k, 10);
+    }
+  }
+}
+
+TEST(Steps, ArenaAndTiersAreTouchedToTheLastPlannedLineAndNotBeyond) {
+  const auto highest_touched = [](std::span<const std::byte> bytes, std::byte fresh) {
+    size_t n = bytes.size();
+    while (n > 0 && bytes[n - 1] == fresh) --n;
+    return round_up(static_cast<Bytes>(n), kLine);
+  };
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Ways ways;
+    ways = {.move = 20, .parts = 20, .encode = 0, .encode_and_move = 0, .recompute = 20, .keep = 5};
+    const RandomStep step = random_step(seed + 40, 30, 3, 0);
+    const Program p = RandomProgram(step.graph, tier_infos(2), ways, seed).make();
+    std::vector<MappedTier*> mapped;
+    StepRig rig(p, {Kind::kHost, Kind::kHost}, weight_file(step), {},
+                [&](std::unique_ptr<Tier> inner, size_t) {
+                  mapped.push_back(static_cast<MappedTier*>(inner.get()));
+                  return inner;
+                });
+    rig.write_states();
+    ASSERT_TRUE(rig.run().ok());
+    EXPECT_EQ(highest_touched(rig.arena->at(0, rig.arena->bytes()), std::byte{0xFF}), peak_bytes(p));
+    const std::vector<Bytes> copies = copy_bytes(p);
+    Trace trace;
+    const Trace predicted = simulate(p);
+    Bytes stored = 0, loaded = 0;
+    for (size_t t = 1; t < p.tiers.size(); ++t) {
+      const Bytes room = std::max(kPage, round_up(copies[t], kPage));
+      EXPECT_EQ(highest_touched(*mapped[t - 1]->direct({1, 0, room}), std::byte{0}), copies[t]);
+      stored += mapped[t - 1]->counters().stored_bytes - kPage;  // the file, written by the rig
+      loaded += mapped[t - 1]->counters().loaded_bytes;
+    }
+    EXPECT_EQ(stored, predicted.stored_bytes);
+    EXPECT_EQ(loaded, predicted.loaded_bytes);
+    EXPECT_EQ(rig.executor->moved().stored, stored);
+  }
+}
+
+// Links and ops take their time on a clock that only they move: executed and simulated times differ
+// by no more than how often the executor looks.
+TEST(Steps, OnVirtualTimeAStepTakesWhatTheSimulatorSays) {
+  Nanos stalled = 0;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    Ways ways;
+    ways = {.move = 30, .parts = 20, .encode = 0, .encode_and_move = 0, .recompute = 20,
+            .keep = 20};
+    const RandomStep step = random_step(seed + 70, 40, 3, 2);
+    const Program p =
+        RandomProgram(step.graph, tier_infos(2, seed % 2 == 0), ways, seed).make();
+    expect_valid(p);
+    const auto file = weight_file(step);
+    PlainStep plain(step, file);
+    StepRig rig(p, {Kind::kEmulated, Kind::kEmulated}, file, {.emulate_compute = true});
+    rig.clock.advance(1'000'000'000);  // the links are free again
+    rig.write_states();
+    Trace executed;
+    const Status s = rig.run(&executed);
+    ASSERT_TRUE(s.ok()) << s.message();
+    plain.run();
+    rig.compare(plain, "seed " + std::to_string(seed));
+    const Trace simulated = simulate(p);
+    const double ratio =
+        static_cast<double>(executed.total_ns) / static_cast<double>(simulated.total_ns);
+    EXPECT_GT(ratio, 0.995) << seed;
+    EXPECT_LT(ratio, 1.01) << seed;
+    stalled += simulated.stall_ns;
+    Trace again;
+    StepRig same(p, {Kind::kEmulated, Kind::kEmulated}, file, {.emulate_compute = true});
+    same.clock.advance(1'000'000'000);
+    same.write_states();
+    ASSERT_TRUE(same.run(&again).ok());
+    EXPECT_EQ(again.total_ns, executed.total_ns) << seed;
+  }
+  EXPECT_GT(stalled, 100'000'000);
+}
+
+}  // namespace
+}  // namespace headrace
