@@ -156,6 +156,10 @@ struct Place {
   Bytes distance = 0;
   Span span;
   bool operator==(const Place&) const = default;
+  bool operator<(const Place& o) const {
+    return std::tie(tensor, codec, tier, distance, span.begin, span.end) <
+           std::tie(o.tensor, o.codec, o.tier, o.distance, o.span.begin, o.span.end);
+  }
 };
 
 template <typename Keep>
@@ -167,11 +171,7 @@ std::vector<Place> places_where(const Program& p, Keep keep) {
     if (t.role != Role::kWeight && t.role != Role::kState) continue;
     all.push_back({r.tensor, r.codec, r.tier, distance(r), span_of(t, r.range, r.codec)});
   }
-  const auto key = [](const Place& a) {
-    return std::tuple(a.tensor, a.codec, a.tier, a.distance, a.span.begin);
-  };
-  std::sort(all.begin(), all.end(),
-            [&](const Place& a, const Place& b) { return key(a) < key(b); });
+  std::sort(all.begin(), all.end());
   std::vector<Place> joined;
   for (const Place& place : all) {
     if (!joined.empty()) {
@@ -206,8 +206,22 @@ Status check_form(const Program& program) { return Form(program).run(); }
 Status check_cycle(const Program& p) {
   const auto at_entry = places_where(p, [](const Residency& r) { return r.begin == kEntry; });
   const auto at_exit = places_where(p, [&](const Residency& r) { return r.end == p.exit(); });
-  if (at_entry == at_exit) return {};
-  return broken("a cyclic program does not end where it began");
+  for (size_t i = 0; i < at_entry.size() || i < at_exit.size(); ++i) {
+    const bool entry_left = i < at_entry.size(), exit_left = i < at_exit.size();
+    if (entry_left && exit_left && at_entry[i] == at_exit[i]) continue;
+    const bool lost = entry_left && (!exit_left || at_entry[i] < at_exit[i]);
+    const Place& place = lost ? at_entry[i] : at_exit[i];
+    return broken(text_of("a cyclic program does not end where it began: bytes [%lld, %lld) of "
+                          "'%s'%s%s at offset %lld of tier '%s' are there only at %s",
+                          static_cast<long long>(place.span.begin),
+                          static_cast<long long>(place.span.end),
+                          p.graph->at(place.tensor).name.c_str(),
+                          place.codec == Codec::kNone ? "" : " as ",
+                          place.codec == Codec::kNone ? "" : headrace::name_of(place.codec),
+                          static_cast<long long>(place.distance + place.span.begin),
+                          p.tiers[place.tier.index()].name.c_str(), lost ? "entry" : "exit"));
+  }
+  return {};
 }
 
 }  // namespace verifier
