@@ -306,6 +306,29 @@ TEST(VerifyStep, RefusesStaleVersions) {
   EXPECT_THAT(verify(p).message(), HasSubstr("step 4 (load 'm'): 'm' is stale: version 0, not 1"));
 }
 
+// The first cycle finds the copy that was there at entry; the second would find the one before that.
+TEST(VerifyStep, RefusesACopyThatIsStaleFromTheSecondCycleOn) {
+  Program p = parsed(test::kStateProgram);
+  std::rotate(p.instrs.begin(), p.instrs.begin() + 4, p.instrs.end());  // detach first
+  p.instrs.pop_back();                                                  // no store
+  waits(p, 0, {});
+  waits(p, 1, {3});
+  waits(p, 2, {1});
+  waits(p, 3, {});
+  p.residencies.clear();
+  const auto reside = [&](int t, Bytes offset, int begin, int end, int tier) {
+    p.residencies.push_back({TensorId(t), OpId(), offset, 256, Step(begin), Step(end),
+                             TierId(tier)});
+  };
+  reside(0, 0, -1, 0, 0);
+  reside(0, 0, 1, 4, 0);
+  reside(1, 256, 2, 4, 0);
+  reside(0, 0, -1, 4, 1);
+  EXPECT_THAT(verify(p).message(), HasSubstr("step 1 (load 'm'): 'm' is stale"));
+  p.cyclic = false;
+  expect_good(p, "once");
+}
+
 TEST(VerifyStep, RefusesRecomputationThatWouldNotGiveTheSame) {
   expect_refused(test::kStepProgram, {
     {"an op that must run once",
