@@ -227,18 +227,19 @@ class Search {
       const Bytes most = std::max(s_.planned().max(s.lo, s.hi), s_.planned().max(s.lo2, s.hi2));
       const Bytes room = p_.budget - most;
       const Bytes freed = p_.values[at(v)].bytes - s_.kept_bytes(v, g);
-      if (freed <= room) {
-        s_.begin();
-        s_.set(v, i, Gap{});
-        if (s_.fits()) {
-          s_.commit();
-        } else {
-          s_.rollback();
-        }
-      } else if (g.way == Way::kMove && room >= kGrain && !moves_whole(s)) {
-        Gap less = g;
+      Gap less;
+      if (freed > room) {
+        if (g.way != Way::kMove || room < kGrain || moves_whole(s)) return;
+        less = g;
         less.moved = g.moved - round_down(room, kGrain);
-        if (less.moved > 0) s_.set(v, i, less);
+        if (less.moved <= 0) return;
+      }
+      s_.begin();
+      s_.set(v, i, less);
+      if (s_.fits()) {
+        s_.commit();
+      } else {
+        s_.rollback();
       }
       return;
     }

@@ -91,7 +91,10 @@ class Writer {
     if (stores_[i] && l.store >= 0) {
       add(ActionKind::kStore, l.store, x.value, range, x.tier, l.store_turn);
     }
-    if (l.drop >= 0) add(ActionKind::kDrop, l.drop, x.value, range, TierId());
+    if (l.drop >= 0) {
+      add(ActionKind::kDrop, l.drop, x.value, range, TierId(),
+          x.passes && l.drop == x.after ? kAfterReruns : 0);
+    }
     if (l.load >= 0 && (l.drop >= 0 || x.wraps)) {
       add(ActionKind::kLoad, l.load, x.value, range, x.tier, l.load_turn);
     }
@@ -114,7 +117,7 @@ class Writer {
       const Span span = s_.span(v, i);
       if (g.way == Way::kKeep || !span.exists) continue;
       if (g.way == Way::kRecompute) {
-        const bool passes = span.after >= 0 && s_.passes(v, span.after);
+        const bool passes = span.after >= 0 && s_.passing(v, span.after) > 0;
         add(ActionKind::kDrop, passes ? span.after : span.after + 1, v, Range{}, TierId(),
             passes ? kAfterReruns : 0);
       }

@@ -178,6 +178,10 @@ void State::charge(int32_t v, int32_t gap, int sign) {
   if (sign > 0 && gap > 0 && !values_[at(v)].touches[at(gap - 1)].own) {
     recount(values_[at(v)].touches[at(gap - 1)].position);
   }
+  const bool ends = gap < static_cast<int32_t>(values_[at(v)].touches.size());
+  if (sign > 0 && ends && !values_[at(v)].touches[at(gap)].own) {
+    recount(values_[at(v)].touches[at(gap)].position);
+  }
   if (!s.exists) return;
   const Gap& g = values_[at(v)].gaps[at(gap)];
   const Bytes kept = sign * kept_bytes(v, g);
@@ -255,16 +259,21 @@ void State::set(int32_t v, int32_t gap, const Gap& way) {
   recount(s.before);
 }
 
-// Only there for ops that run again before `position`, and gone before the op of the position itself.
-bool State::passes(int32_t v, int32_t position) const {
+Bytes State::passing(int32_t v, int32_t position) const {
   const ValueState& s = values_[at(v)];
+  const Bytes bytes = p_->values[at(v)].bytes;
   const int32_t i = index_of(v, position);
   if (i == static_cast<int32_t>(s.touches.size()) || s.touches[at(i)].position != position ||
       s.touches[at(i)].own || p_->values[at(v)].persistent) {
-    return false;
+    return 0;
   }
-  const bool last = i + 1 == static_cast<int32_t>(s.touches.size());
-  return last || s.gaps[at(i + 1)].way == Way::kRecompute;
+  if (i + 1 == static_cast<int32_t>(s.touches.size())) return bytes;
+  const Gap& next = s.gaps[at(i + 1)];
+  if (next.way == Way::kRecompute) return bytes;
+  // Moved only where it has just come from: what has no copy yet cannot leave before the op runs.
+  const Gap& from = s.gaps[at(i)];
+  const bool back = next.way == Way::kMove && from.way == Way::kMove && from.tier == next.tier;
+  return back && next.moved <= from.moved ? next.moved : 0;
 }
 
 // The time and the bytes of what runs again before position k; undone by counting again. The op of the
@@ -273,7 +282,7 @@ void State::recount(int32_t k) {
   if (k >= p_->size()) return;
   if (!open_.empty()) recounted_.push_back(k);
   Nanos ns = 0;
-  Bytes pulse = 0, passing = 0;
+  Bytes pulse = 0, passes = 0;
   const std::vector<int32_t>& list = reruns_[at(k)];
   counted_.clear();
   for (size_t i = 0; i < list.size(); ++i) {
@@ -294,8 +303,8 @@ void State::recount(int32_t k) {
   }
   std::sort(counted_.begin(), counted_.end());
   counted_.erase(std::unique(counted_.begin(), counted_.end()), counted_.end());
-  for (int32_t v : counted_) passing += passes(v, k) ? p_->values[at(v)].bytes : 0;
-  const Bytes extra = list.empty() ? 0 : std::max(pulse - op_bytes(k), -passing);
+  for (int32_t v : counted_) passes += passing(v, k);
+  const Bytes extra = list.empty() ? 0 : std::max(pulse - op_bytes(k), -passes);
   extra_total_ += ns - extra_ns_[at(k)];
   extra_ns_[at(k)] = ns;
   planned_.add(k, k, extra - extra_bytes_[at(k)]);

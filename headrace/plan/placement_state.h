@@ -75,9 +75,9 @@ class State {
   int32_t gap_at(int32_t v, int32_t k) const;
   // Bytes of the gap that are on the device at its positions.
   Bytes kept_bytes(int32_t v, const Gap& gap) const;
-  // True: the value is there at position k only for ops that run again before it, and is given up
+  // Bytes of `v` that are there at position k only for ops that run again before it, and are given up
   // before the op of k runs. `passing_bytes`: by how much that op can do with less than planned sums.
-  bool passes(int32_t v, int32_t k) const;
+  Bytes passing(int32_t v, int32_t k) const;
   Bytes passing_bytes(int32_t k) const {
     return std::max<Bytes>(0, -extra_bytes_[static_cast<size_t>(k)]);
   }

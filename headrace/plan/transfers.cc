@@ -116,6 +116,7 @@ class PieceBuilder {
     piece.after = span.after;
     piece.use = span.before;
     piece.wraps = span.wraps || (p_.cyclic && value.persistent && !span.loads_back);
+    piece.passes = span.after >= 0 && s_.passing(v, span.after) > 0;
     piece.tier = tier;
     piece.latency_ns = link.latency_ns;
     piece.need = s_.next_over(span.lo);
@@ -185,7 +186,7 @@ class Walk {
         n_(p_.size()),
         profile_(state.planned()),
         released_(n_, pieces, [this](const Piece& x) { return std::min(x.release, n_); }),
-        opened_(n_, pieces, [this](const Piece& x) { return std::min(x.after + 1, n_); }),
+        opened_(n_, pieces, [this](const Piece& x) { return std::min(x.after + (x.passes ? 0 : 1), n_); }),
         closed_(n_, pieces, [this](const Piece& x) { return std::min(x.use, n_); }),
         phase_(pieces.size(), Phase::kThere),
         stored_(pieces.size(), kUnknown),
@@ -245,10 +246,21 @@ class Walk {
     fill_stores(k, now_ + op_ns(k));
     memory_ = now_;
     Nanos start = load_due(k);
+    if (s_.extra_ns(k) > 0) {  // what runs again needs no bytes of the op itself
+      while (true) {
+        const Bytes missing = over(k) + s_.passing_bytes(k) - s_.op_bytes(k);
+        if (missing <= 0) break;
+        wait_for_store(k, missing);
+      }
+    }
+    start = std::max(start, memory_);
     while (over(k) > 0) wait_for_store(k, over(k));
     const Nanos memory = memory_;
-    start = std::max(start, memory);
-    if (start > now_) out_.stalls.push_back({k, start - memory, memory - now_});
+    start = std::max(start, memory - s_.extra_ns(k));
+    if (start > now_) {
+      const Nanos stores = std::clamp<Nanos>(memory - now_, 0, start - now_);
+      out_.stalls.push_back({k, start - now_ - stores, stores});
+    }
     drop_stored(k, start);
     fill_loads(k, memory, start + op_ns(k));
     fill_stores(k, start + op_ns(k));
@@ -257,6 +269,8 @@ class Walk {
   }
 
   void open(int32_t k) {
+    for (int32_t i : deferred_) push_load(i);
+    deferred_.clear();
     for (auto* i = released_.begin(k); i != released_.end(k); ++i) {
       const Piece& x = piece(*i);
       if (x.out >= 0) ready_[at(x.out)].push({x.need, x.after, *i});
@@ -280,7 +294,13 @@ class Walk {
   void drop(int32_t i, int32_t k) {
     phase_[at(i)] = Phase::kAway;
     out_.listed[at(i)].drop = k;
-    if (piece(i).in >= 0 && !piece(i).wraps) push_load(i);
+    if (piece(i).in < 0 || piece(i).wraps) return;
+    // What is given up only once ops have run again before k comes back after k.
+    if (piece(i).passes && piece(i).after == k) {
+      deferred_.push_back(i);
+    } else {
+      push_load(i);
+    }
   }
 
   void drop_stored(int32_t k, Nanos time) {
@@ -439,6 +459,7 @@ class Walk {
   std::vector<Nanos> stored_, loaded_;
   std::vector<int32_t> dependents_, next_dependent_;
   std::vector<Heap> ready_, loads_;  // by stream
+  std::vector<int32_t> deferred_;    // loads to be queued at the next position
   Heap stores_;                      // issued stores of open gaps, by end
   std::vector<Nanos> link_free_;
   Nanos memory_ = 0;   // when the bytes that op k needs are there

@@ -26,6 +26,7 @@ struct Piece {
   Bytes bytes = 0;         // device bytes
   int32_t release = 0;     // the store may be listed before this position
   int32_t after = -1;      // the touch before the gap: may be dropped before after + 1
+  bool passes = false;     // may be dropped before `after`, once what runs again there has read it
   int32_t use = 0;         // the touch after it: loaded before it; in the next cycle when `wraps`
   int32_t need = 0;        // first position that is over budget when nothing moves
   int32_t stored_by = -1;  // index of the piece whose store made the copy; -1: there at entry
