@@ -32,8 +32,8 @@ struct Draft {
   std::vector<ByteUse> uses;      // by instr: of transfers, and of ops that write in place
 };
 
-// Kbadfile-free by construction of a valid Schedule; a Schedule that loses a value, or uses what is
-// not there, is kUnsupported with the value's name: a mistake of the policy that made it.
+// A Schedule that loses a value, or uses what is not there, is kUnsupported with the value's name: a
+// mistake of the policy that made it.
 Result<Draft> walk_schedule(const Problem& problem, const Schedule& schedule);
 
 struct EmitOptions {
@@ -53,6 +53,11 @@ Status assign_extents(const Problem& problem, const EmitOptions& options, Draft&
 
 // Adds the waits that shared bytes oblige to, to those for data. O(n log n).
 void add_byte_waits(Draft& draft);
+
+// Without offsets: whoever needs room waits for as many of the stores before it as the budget asks for,
+// oldest first. The time of such a Program is what the schedule comes to when extents never get in the
+// way. O(n).
+void add_room_waits(Draft& draft, Bytes budget);
 
 // All three. Deterministic.
 Result<Emitted> emit_step(const Problem& problem, const Schedule& schedule,

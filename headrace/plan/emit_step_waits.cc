@@ -214,6 +214,40 @@ class Waits {
 
 }  // namespace
 
+void add_room_waits(Draft& d, Bytes budget) {
+  Program& p = d.program;
+  const size_t n = p.instrs.size();
+  std::vector<Bytes> begin(n + 1, 0), end(n + 1, 0);
+  Bytes held = 0;  // room that is taken, what pending stores still read included
+  for (const Residency& r : p.residencies) {
+    if (r.tier != kDevice) continue;
+    if (r.begin == kEntry) {
+      held += r.bytes;
+    } else {
+      begin[r.begin.index()] += r.bytes;
+    }
+    end[r.end.index()] += r.bytes;
+  }
+  std::vector<std::pair<Step, Bytes>> pending;  // store, bytes that its end sets free
+  size_t oldest = 0;
+  for (size_t s = 0; s < n; ++s) {
+    Instr& i = p.instrs[s];
+    const bool stored = i.kind == InstrKind::kDetach && !i.waits.empty();
+    if (stored) {
+      pending.push_back({*std::max_element(i.waits.begin(), i.waits.end()), end[s]});
+    } else {
+      held -= end[s];
+    }
+    held += begin[s];
+    while (begin[s] > 0 && held > budget && oldest < pending.size()) {
+      if (pending[oldest].first.value < static_cast<int32_t>(s)) {
+        i.waits.push_back(pending[oldest].first);
+      }
+      held -= pending[oldest++].second;
+    }
+  }
+}
+
 void add_byte_waits(Draft& draft) {
   if (!draft.program.instrs.empty()) Waits(draft).run();
 }

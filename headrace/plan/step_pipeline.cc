@@ -10,9 +10,12 @@
 namespace headrace::plan {
 namespace {
 
-// Search nodes of the allocator: what a plan of 1,000 positions can afford, less for longer ones.
+constexpr int32_t kShort = 2000;  // positions of a step that is planned in a fraction of a second
+
+// Search nodes of the allocator: what a plan that takes a fraction of a second can afford.
 int64_t search_nodes(const Problem& p) {
-  return 2'000'000 / std::max<int64_t>(1, p.size() / 100 + 1);
+  if (p.request->goal == Goal::kFit) return 1'000;
+  return p.size() > kShort ? 2'000 : 20'000;
 }
 
 Bytes peak_of(const std::vector<Bytes>& profile) {
@@ -63,46 +66,86 @@ StepPlan Portfolio::finish(const Problem& problem) {
   return plan;
 }
 
+namespace {
+
+// Placement for one budget, emitted; invalid when it does not fit, with `excess` and its tier.
+struct Round {
+  Candidate candidate;
+  bool placed = false;
+  Bytes excess = 0;
+  TierId excess_tier;
+};
+
+Result<Round> run_round(const Problem& p, const std::string& name, bool improve,
+                        Portfolio& portfolio) {
+  PlaceOptions options;
+  options.recompute = p.request->recompute;
+  options.improve = improve;
+  Round round;
+  HR_ASSIGN(Placement placement, place(p, options));
+  portfolio.count("placement", placement.work);
+  round.placed = placement.fits;
+  if (!placement.fits) {
+    portfolio.note(name, false, 0, p.budget + placement.missing_bytes);
+    return round;
+  }
+  EmitOptions emit;
+  emit.search_nodes = search_nodes(p);
+  HR_ASSIGN(Emitted e, emit_step(p, placement.schedule, emit));
+  portfolio.count("offsets", e.search_nodes + static_cast<int64_t>(e.program.residencies.size()));
+  round.excess = e.excess;
+  round.excess_tier = e.excess_tier;
+  if (e.excess > 0) return round;
+  Candidate& c = round.candidate;
+  c.policy = name;
+  c.trace = simulate(e.program);
+  c.program = std::move(e.program);
+  c.alternatives = std::move(placement.schedule.choices);
+  portfolio.count("simulate", static_cast<int64_t>(c.program.instrs.size()));
+  return round;
+}
+
+}  // namespace
+
 Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio) {
   Problem p = problem;
   Machine machine = *problem.machine;
   p.machine = &machine;
-  PlaceOptions options;
-  options.recompute = problem.request->recompute;
-  options.improve = problem.request->goal != Goal::kFit;
-  for (int round = 0; round < kMostRounds; ++round) {
-    HR_ASSIGN(Placement placement, place(p, options));
-    portfolio.count("placement", placement.work);
-    if (!placement.fits) {
-      portfolio.note(name, false, 0, p.budget + placement.missing_bytes);
-      return {};
-    }
-    EmitOptions emit;
-    emit.search_nodes = search_nodes(p);
-    HR_ASSIGN(Emitted e, emit_step(p, placement.schedule, emit));
-    portfolio.count("offsets", e.search_nodes + static_cast<int64_t>(e.program.residencies.size()));
-    if (e.excess == 0) {
-      for (size_t t = 1; t < e.program.tiers.size(); ++t) {
-        e.program.tiers[t].capacity = problem.machine->tiers[t].capacity;
+  const bool improve = problem.request->goal != Goal::kFit;
+  Bytes reduced = 0;       // by which the device's budget is less than asked for
+  Bytes failed = 0;        // the largest reduction that did not do
+  int round = 0;
+  for (; round < kMostRounds; ++round) {
+    HR_ASSIGN(Round r, run_round(p, name, improve, portfolio));
+    if (!r.placed) return {};
+    if (r.candidate.valid()) {
+      for (size_t t = 1; t < r.candidate.program.tiers.size(); ++t) {
+        r.candidate.program.tiers[t].capacity = problem.machine->tiers[t].capacity;
       }
-      Candidate c;
-      c.policy = name;
-      c.trace = simulate(e.program);
-      c.program = std::move(e.program);
-      c.alternatives = std::move(placement.schedule.choices);
-      portfolio.count("simulate", static_cast<int64_t>(c.program.instrs.size()));
-      portfolio.offer(std::move(c));
-      return {};
+      portfolio.offer(std::move(r.candidate));
+      break;
     }
-    // The offsets need more than the live bytes: placement gets that much less.
+    // The offsets need more than the live bytes: placement gets that much less, and a little.
     portfolio.count("rounds", 1);
-    if (e.excess_tier == kDevice) {
-      p.budget -= e.excess;
+    portfolio.note(name, false, 0, problem.request->budget + r.excess);
+    if (r.excess_tier == kDevice) {
+      failed = reduced;
+      reduced += r.excess + r.excess / 4;
+      p.budget = problem.budget - reduced;
     } else {
-      Bytes& capacity = machine.tiers[e.excess_tier.index()].capacity;
-      capacity = std::max<Bytes>(1, capacity - e.excess);
+      Bytes& capacity = machine.tiers[r.excess_tier.index()].capacity;
+      capacity = std::max<Bytes>(1, capacity - r.excess);
     }
-    portfolio.note(name, false, 0, problem.request->budget + e.excess);
+  }
+  // Short steps: what lies between the last that failed and the first that did may do as well.
+  if (reduced == 0 || round == kMostRounds || p.size() > kShort || !improve) return {};
+  p.budget = problem.budget - (failed + reduced) / 2;
+  HR_ASSIGN(Round r, run_round(p, name, improve, portfolio));
+  if (r.candidate.valid()) {
+    for (size_t t = 1; t < r.candidate.program.tiers.size(); ++t) {
+      r.candidate.program.tiers[t].capacity = problem.machine->tiers[t].capacity;
+    }
+    portfolio.offer(std::move(r.candidate));
   }
   return {};
 }
@@ -113,7 +156,7 @@ namespace {
 Status offer_schedule(const Problem& p, const std::string& name, PolicySchedule s,
                       Portfolio& portfolio) {
   EmitOptions emit;
-  emit.search_nodes = search_nodes(p) / 4;
+  emit.search_nodes = search_nodes(p) / 10;
   HR_ASSIGN(Emitted e, emit_step(p, s.schedule, emit));
   portfolio.count("offsets", e.search_nodes + static_cast<int64_t>(e.program.residencies.size()));
   if (e.excess > 0) {
@@ -159,11 +202,14 @@ Status plan_by_policies(const Problem& p, Portfolio& portfolio) {
       continue;
     }
     if (portfolio.found()) {
-      // Without offsets nobody waits for bytes: a time that the policy cannot beat.
+      // Its time when extents never get in the way.
       HR_ASSIGN(Draft draft, walk_schedule(p, s.schedule));
+      add_room_waits(draft, p.budget);
       const Nanos at_least = simulate(draft.program).total_ns;
       portfolio.count("simulate", static_cast<int64_t>(draft.program.instrs.size()));
-      if (at_least >= portfolio.best().trace.total_ns) {
+      const Nanos best = portfolio.best().trace.total_ns;
+      const Nanos margin = p.size() > kShort ? best / 1000 : 0;  // not worth seconds of planning
+      if (at_least + margin >= best) {
         portfolio.note(name_of(policy), true, at_least, s.peak_bytes);
         continue;
       }

@@ -22,6 +22,7 @@ namespace {
 
 constexpr size_t kMostOrders = 2;       // orders that placement is run for
 constexpr int kBoundIterations = 150;   // of the dual ascent, at 1,000 positions
+constexpr int32_t kShortStep = 2000;    // positions
 constexpr int kLeastBudgetSteps = 12;   // halvings in the search for the least budget
 
 // A cyclic plan for read-only weights of a model's graph is known to be optimal (plan.h).
@@ -139,6 +140,10 @@ Status attempt(const StepRequest& request, const std::vector<OrderChoice>& order
   for (size_t i = 0; i < orders.size(); ++i) {
     HR_ASSIGN(Problem p, make_problem(request, orders[i].order));
     a.problems.push_back(std::move(p));
+    // Another order that saves little memory is not worth the seconds that a long step takes.
+    const bool promising = orders[i].peak_bytes < orders[0].peak_bytes / 10 * 9 ||
+                           a.problems.back().size() <= kShortStep || !a.portfolio.found();
+    if (i > 0 && !promising) continue;
     const Nanos before = a.portfolio.found() ? a.portfolio.best().trace.total_ns : -1;
     const std::string name = i == 0 ? "planner" : "planner, " + orders[i].name;
     HR_TRY(plan_order(a.problems.back(), name, i == 0, a.portfolio));
