@@ -260,13 +260,13 @@ class Walker {
       return fault("a value that is there at entry and not at exit", v);
     }
     const bool home = value(v).home.valid();
-    if (p_.cyclic && !at_entry(v)) {
+    if (p_.cyclic && value(v).persistent && !at_entry(v)) {
       // Untouched all cycle long: it stays in the first tier that has the room.
       if (l.copies.empty() && !home && plain == nullptr && l.forms.empty() &&
           !l.entry_copy_tier.valid()) {
         entry_copy(v, resting_tier(v), Codec::kNone);
       }
-      if (plain != nullptr && value(v).persistent) {
+      if (plain != nullptr) {
         Instr detach;
         detach.kind = InstrKind::kDetach;
         detach.tensor = value(v).tensor;
