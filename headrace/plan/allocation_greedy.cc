@@ -55,6 +55,7 @@ int32_t latest(const AllocInstance& in) {
 std::string name_of(const GreedyRule& rule) {
   std::string key = "size";
   if (rule.lifetime_weight > 0) key += text_of(" x lifetime^%.2g", rule.lifetime_weight);
+  if (rule.steps > 0) key += text_of(" in steps of 2^(1/%g)", rule.steps);
   return text_of("%s fit by %s, ties %s", rule.fit == Fit::kFirst ? "first" : "best", key.c_str(),
                  name_of(rule.ties));
 }
@@ -66,8 +67,9 @@ std::vector<int32_t> order_by(const AllocInstance& instance, const GreedyRule& r
     const AllocBlock& b = instance.blocks[i];
     const auto size = static_cast<double>(b.size);
     const double lifetime = b.area / size;
-    keys.push_back({-(std::log(size) + rule.lifetime_weight * std::log(lifetime)),
-                    tie_of(b, rule.ties), static_cast<int32_t>(i)});
+    double key = std::log2(size) + rule.lifetime_weight * std::log2(lifetime);
+    if (rule.steps > 0) key = std::floor(key * rule.steps);
+    keys.push_back({-key, tie_of(b, rule.ties), static_cast<int32_t>(i)});
   }
   std::sort(keys.begin(), keys.end(), [](const SortKey& a, const SortKey& b) {
     if (a.key != b.key) return a.key < b.key;
@@ -95,11 +97,13 @@ Bytes GreedyPacker::lowest_for(const AllocBlock& block) const {
   return at;
 }
 
-Packing GreedyPacker::pack(const std::vector<int32_t>& order, Fit fit, Bytes most) {
+Packing GreedyPacker::pack(const std::vector<int32_t>& order, Fit fit, Bytes most,
+                           size_t* stopped_at) {
   shelf_.clear();
   Packing packing;
   packing.offsets.resize(in_.blocks.size());
-  for (const int32_t index : order) {
+  for (size_t k = 0; k < order.size(); ++k) {
+    const int32_t index = order[k];
     const AllocBlock& block = in_.blocks[static_cast<size_t>(index)];
     const AllocRect& only = in_.rects[static_cast<size_t>(block.first)];
     const bool single = block.last - block.first == 1 && only.distance == 0;
@@ -109,12 +113,34 @@ Packing GreedyPacker::pack(const std::vector<int32_t>& order, Fit fit, Bytes mos
     for (int32_t i = block.first; i < block.last; ++i) {
       const AllocRect& r = in_.rects[static_cast<size_t>(i)];
       packing.height = std::max(packing.height, at + r.true_end);
-      if (packing.height > most) return Packing();
+      if (packing.height > most) {
+        if (stopped_at != nullptr) *stopped_at = k;
+        return Packing();
+      }
       shelf_.add(r.lower, r.upper, at + r.distance, at + r.distance + r.size);
     }
     packing.offsets[static_cast<size_t>(index)] = at;
   }
   return packing;
+}
+
+Packing improve(GreedyPacker& packer, std::vector<int32_t> order, Fit fit, Bytes best, Bytes enough,
+                int64_t work) {
+  Packing found;
+  const int64_t begin = packer.work();
+  while (best > enough && packer.work() - begin < work) {
+    size_t stopped_at = 0;
+    Packing packing = packer.pack(order, fit, best - 1, &stopped_at);
+    if (packing.found()) {
+      best = packing.height;
+      found = std::move(packing);
+      continue;
+    }
+    if (stopped_at == 0) break;  // too high by itself
+    const auto from = order.begin() + static_cast<std::ptrdiff_t>(stopped_at);
+    std::rotate(order.begin() + static_cast<std::ptrdiff_t>(stopped_at / 2), from, from + 1);
+  }
+  return found;
 }
 
 }  // namespace headrace::plan

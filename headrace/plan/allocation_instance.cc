@@ -54,9 +54,9 @@ std::vector<Edge> edges_of(const std::vector<AllocRect>& rects) {
 // At any time the sum of the rounded sizes, less the rounding of the buffer that lies highest, must
 // fit. Taking the largest rounding that any buffer has keeps the bound true.
 void set_bounds(AllocInstance& in) {
-  Bytes slack = 0, load = 0, highest_end = 0;
+  Bytes load = 0, highest_end = 0;
   for (const AllocRect& r : in.rects) {
-    slack = std::max(slack, r.distance + r.size - r.true_end);
+    in.slack = std::max(in.slack, r.distance + r.size - r.true_end);
     highest_end = std::max(highest_end, r.true_end);
   }
   for (const Edge& e : edges_of(in.rects)) {
@@ -64,7 +64,7 @@ void set_bounds(AllocInstance& in) {
     load += e.begins ? size : -size;
     in.load = std::max(in.load, load);
   }
-  in.lower_bound = std::max(highest_end, in.load - slack);
+  in.lower_bound = std::max(highest_end, in.load - in.slack);
 }
 
 // Within a block nothing may share bytes at a time.

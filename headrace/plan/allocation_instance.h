@@ -35,6 +35,7 @@ struct AllocInstance {
   bool composite = false;  // some block has several rects
   Bytes load = 0;          // largest sum of rounded sizes alive
   Bytes lower_bound = 0;   // no solution is lower
+  Bytes slack = 0;         // the most that a true end lies below a rounded one
 };
 
 // kUsage as allocate() says.

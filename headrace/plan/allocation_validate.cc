@@ -18,7 +18,7 @@ Status check_places(const AllocProblem& problem, const std::vector<Bytes>& offse
     const AllocBuffer& b = problem.buffers[i];
     const Bytes block_offset = offsets[i] - b.distance;
     if (block_offset < 0 ||
-        (capacity >= 0 && (offsets[i] > capacity || b.size > capacity - offsets[i]))) {
+        offsets[i] > capacity || b.size > capacity - offsets[i]) {
       return error(Code::kUsage, "buffer %zu at %lld with %lld bytes lies outside [0, %lld)", i,
                    ll(offsets[i]), ll(b.size), ll(capacity));
     }
@@ -52,6 +52,10 @@ Status validate(const AllocProblem& problem, const std::vector<Bytes>& offsets, 
   if (offsets.size() != all.size()) {
     return error(Code::kUsage, "%zu offsets for %zu buffers", offsets.size(), all.size());
   }
+  if (problem.alignment < 1) {
+    return error(Code::kUsage, "an alignment of %lld bytes", ll(problem.alignment));
+  }
+  if (capacity < 0) capacity = INT64_MAX;
   HR_TRY(check_places(problem, offsets, capacity));
   std::vector<size_t> by_begin(all.size()), by_end;
   std::iota(by_begin.begin(), by_begin.end(), size_t{0});

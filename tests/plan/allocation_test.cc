@@ -160,5 +160,49 @@ TEST(Validate, AgreesWithAComparisonOfAllPairs) {
   EXPECT_GT(wrong, 30);
 }
 
+TEST(Allocate, TheSearchFindsTheOptimumOfTinyProblemsAndProvesIt) {
+  for (uint32_t seed = 1; seed <= 400; ++seed) {
+    const AllocProblem p = test::tiny_problem(seed);
+    const AllocSolution s = solved(p, {.search_nodes = 1'000'000});
+    const Bytes best = test::brute_force_height(p);
+    if (p.alignment == 1) {
+      EXPECT_EQ(s.height, best) << "seed " << seed;
+      EXPECT_EQ(s.lower_bound, best) << "seed " << seed;
+    } else {
+      EXPECT_LE(s.lower_bound, best) << "seed " << seed;
+      EXPECT_LT(s.height, best + p.alignment) << "seed " << seed;
+    }
+  }
+}
+
+TEST(Allocate, FitsATinyProblemIntoItsOptimumAndIntoAnythingLarger) {
+  for (uint32_t seed = 1; seed <= 100; ++seed) {
+    AllocProblem p = test::tiny_problem(seed);
+    p.alignment = 1;
+    const Bytes best = test::brute_force_height(p);
+    for (Bytes capacity = best - 1; capacity <= best + 5; ++capacity) {
+      const AllocSolution s = solved(p, {.capacity = capacity, .search_nodes = 1'000'000});
+      EXPECT_EQ(s.fits, capacity >= best) << "seed " << seed << " capacity " << capacity;
+    }
+  }
+}
+
+TEST(Allocate, MoreRoomNeverHurts) {
+  for (uint32_t seed = 1; seed <= 25; ++seed) {
+    const AllocProblem p = test::random_problem(seed);
+    const Bytes load = max_load(p);
+    bool fitted = false;
+    for (int permille = 0; permille <= 120; permille += 4) {
+      AllocOptions options;
+      options.capacity = load + load * permille / 1000;
+      options.search_nodes = 1;  // the shortest search
+      options.greedy_work = 1'000'000;
+      const AllocSolution s = solved(p, options);
+      EXPECT_TRUE(s.fits || !fitted) << "seed " << seed << " at +" << permille << " permille";
+      fitted = fitted || s.fits;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace headrace
