@@ -69,6 +69,8 @@ Status assign_extents(const Problem& p, const EmitOptions& options, Draft& d, Em
     for (size_t i = 0; i < t.residency.size(); ++i) {
       d.program.residencies[t.residency[i]].offset = solution.offsets[i];
     }
+    // Where nobody stated a capacity the Program says what it takes.
+    if (capacity < 0) d.program.tiers[tier].capacity = solution.height;
     if (id == kDevice) d.program.arena_bytes = std::max<Bytes>(solution.height, 0);
     const Bytes excess = capacity < 0 ? 0 : solution.height - capacity;
     if (excess > worst) {

@@ -105,6 +105,14 @@ Result<Round> run_round(const Problem& p, const std::string& name, bool improve,
   return round;
 }
 
+// The tiers as they are, not as a round had them.
+void state_capacities(const Problem& problem, Program& program) {
+  for (size_t t = 1; t < program.tiers.size(); ++t) {
+    const Bytes stated = problem.machine->tiers[t].capacity;
+    if (stated > 0) program.tiers[t].capacity = stated;
+  }
+}
+
 }  // namespace
 
 Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio) {
@@ -119,9 +127,7 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
     HR_ASSIGN(Round r, run_round(p, name, improve, portfolio));
     if (!r.placed) return {};
     if (r.candidate.valid()) {
-      for (size_t t = 1; t < r.candidate.program.tiers.size(); ++t) {
-        r.candidate.program.tiers[t].capacity = problem.machine->tiers[t].capacity;
-      }
+      state_capacities(problem, r.candidate.program);
       portfolio.offer(std::move(r.candidate));
       break;
     }
@@ -142,9 +148,7 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
   p.budget = problem.budget - (failed + reduced) / 2;
   HR_ASSIGN(Round r, run_round(p, name, improve, portfolio));
   if (r.candidate.valid()) {
-    for (size_t t = 1; t < r.candidate.program.tiers.size(); ++t) {
-      r.candidate.program.tiers[t].capacity = problem.machine->tiers[t].capacity;
-    }
+    state_capacities(problem, r.candidate.program);
     portfolio.offer(std::move(r.candidate));
   }
   return {};

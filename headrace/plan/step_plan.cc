@@ -80,6 +80,9 @@ Status offer_inherited(const Problem& p, Portfolio& portfolio) {
   c.program.machine = p.machine->name;
   c.program.tiers = p.machine->tiers;
   c.program.tiers[0].capacity = p.request->budget;
+  for (size_t t = 1; t < old->tiers.size(); ++t) {
+    if (c.program.tiers[t].capacity == 0) c.program.tiers[t].capacity = old->tiers[t].capacity;
+  }
   for (const Residency& r : c.program.residencies) {
     const Bytes capacity = c.program.tiers[r.tier.index()].capacity;
     if (r.tier == kDevice || capacity <= 0 || r.offset + r.bytes <= capacity) continue;
