@@ -19,6 +19,9 @@ void add_plan(CLI::App& app, Action* action);
 void add_sim(CLI::App& app, Action* action);
 void add_timeline(CLI::App& app, Action* action);
 void add_hotspots(CLI::App& app, Action* action);
+void add_offsets(CLI::App& app, Action* action);
+void add_whatif(CLI::App& app, Action* action);
+void add_bench(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
 void add_probe(CLI::App& app, Action* action);
 

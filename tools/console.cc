@@ -153,11 +153,12 @@ void ProgressLine::restart() {
   begin_ = last_ = since_start();
 }
 
-void ProgressLine::update(const char* what, int64_t done, int64_t total) {
+void ProgressLine::update(const char* what, int64_t done, int64_t total,
+                          const char* rate_unit) {
   constexpr Nanos kQuiet = 500'000'000, kBetween = 100'000'000;
   constexpr Nanos kBetweenLines = 10'000'000'000;
   const Nanos now = since_start();
-  const Progress progress{what, done, total, now - begin_};
+  const Progress progress{what, done, total, now - begin_, rate_unit};
   if (!console_.stderr_terminal) {
     if (now - last_ < kBetweenLines) return;
     last_ = now;

@@ -69,7 +69,7 @@ class ProgressLine {
   ~ProgressLine() { clear(); }
   // Draws at most ten times a second, and not in the first half second; lines of their
   // own come every ten seconds.
-  void update(const char* what, int64_t done, int64_t total);
+  void update(const char* what, int64_t done, int64_t total, const char* rate_unit = "tok/s");
   // A new phase: its own clock, nothing drawn yet.
   void restart();
   void clear();

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr const char* kVerbs = "run, plan, sim, timeline, hotspots, inspect, probe";
+constexpr const char* kVerbs = "run, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe";
 
 // CLI11 would call an unknown verb an unexpected argument.
 bool unknown_verb(const CLI::App& app, int argc, char** argv) {
@@ -46,6 +46,9 @@ int main(int argc, char** argv) {
   headrace::cli::add_sim(app, &action);
   headrace::cli::add_timeline(app, &action);
   headrace::cli::add_hotspots(app, &action);
+  headrace::cli::add_offsets(app, &action);
+  headrace::cli::add_whatif(app, &action);
+  headrace::cli::add_bench(app, &action);
   headrace::cli::add_inspect(app, &action);
   headrace::cli::add_probe(app, &action);
   if (unknown_verb(app, argc, argv)) return usage;

@@ -127,9 +127,16 @@ Result<Program> read_program(const std::string& path) {
 Result<Played> read_played(const std::string& path) {
   std::string text;
   HR_ASSIGN(const FileKind kind, look_at_file(path, &text));
+  Played played;
+  if (kind == FileKind::kTrace) {
+    auto file = parse_chrome_json(text);
+    if (!file.ok()) return file.status().within(path);
+    played.program = std::make_unique<const Program>(std::move(file->program));
+    played.trace = std::move(file->trace);
+    return played;
+  }
   if (kind != FileKind::kProgram) return is_another(path, kind, kWanted);
   HR_ASSIGN(Program program, program_of(path, text));
-  Played played;
   played.program = std::make_unique<const Program>(std::move(program));
   played.trace = simulate(*played.program);
   played.simulated = true;

@@ -178,7 +178,7 @@ std::vector<Bytes> over_by_choice(const StepPlan& plan, Bytes budget) {
 std::string explain_choice(const Program& p, const Choice& c, Bytes over) {
   const Tensor& t = p.graph->at(c.tensor);
   std::string out = part_of(p, c) + "'" + shown(t.name) + "' (" + human_bytes(t.bytes) + ", " +
-                    name_of(class_of(t)) + ") " + what_happened(p, c) + ": nothing touches it " +
+                    name_of(shown_class(t)) + ") " + what_happened(p, c) + ": nothing touches it " +
                     where_from(p, c);
   if (c.gap_ns > 0) out += ", for " + human_time(c.gap_ns);
   out += ".";
@@ -229,7 +229,7 @@ std::string infeasible_text(const Infeasible& r, const Graph& g, const StepReque
     for (size_t i = 0; i < std::min(kLive, r.live.size()); ++i) {
       const Tensor& t = g.at(r.live[i]);
       out += "\n  " + pad_left(human_bytes(device_bytes(t)), 12) + "  " +
-             pad_right(name_of(class_of(t)), 12) + shown(t.name);
+             pad_right(name_of(shown_class(t)), 12) + shown(t.name);
     }
     if (r.live.size() > kLive) {
       Bytes rest = 0;

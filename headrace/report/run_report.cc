@@ -134,7 +134,7 @@ std::string progress_line(const Progress& p, int width, const TextStyle& style) 
   const double per_s = rate(p.done, p.elapsed_ns);
   std::string line = p.what + " " + grouped(p.done);
   if (p.total > 0) line += "/" + grouped(p.total);
-  std::string tail = per_s > 0 ? "  " + human_number(per_s) + " tok/s" : "";
+  std::string tail = per_s > 0 ? "  " + human_number(per_s) + " " + p.rate_unit : "";
   if (per_s > 0 && p.total > p.done) {
     const double left = static_cast<double>(p.total - p.done) / per_s;
     tail += "  " +

@@ -66,6 +66,7 @@ struct Progress {
   int64_t done = 0;
   int64_t total = 0;  // 0: unknown
   Nanos elapsed_ns = 0;
+  const char* rate_unit = "tok/s";
 };
 std::string progress_line(const Progress& progress, int width, const TextStyle& style);
 

@@ -305,7 +305,7 @@ std::string infeasible_json(const Infeasible& r, const Graph& g, const StepReque
   json.field("workspace_bytes", r.workspace).key("live").begin_array();
   for (TensorId t : r.live) {
     json.begin_object().field("name", valid_utf8(g.at(t).name));
-    json.field("bytes", device_bytes(g.at(t))).field("class", name_of(class_of(g.at(t))));
+    json.field("bytes", device_bytes(g.at(t))).field("class", name_of(shown_class(g.at(t))));
     json.end_object();
   }
   json.end_array().key("options").begin_array();

@@ -29,8 +29,6 @@ namespace headrace {
 constexpr int kMemoryClassCount = kDataClassCount + 1;
 constexpr int kWorkspaceClass = kDataClassCount;
 const char* memory_class_name(int memory_class);
-// The class of a tensor; what a builder did not class is told by its role.
-DataClass class_of(const Tensor& tensor);
 int memory_class_of(const Program& program, const Residency& residency);
 
 using ClassBytes = std::array<Bytes, kMemoryClassCount>;

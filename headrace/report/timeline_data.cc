@@ -237,19 +237,8 @@ const char* memory_class_name(int memory_class) {
                                          : name_of(static_cast<DataClass>(memory_class));
 }
 
-DataClass class_of(const Tensor& t) {
-  if (t.data_class != DataClass::kActivation) return t.data_class;
-  switch (t.role) {
-    case Role::kWeight: case Role::kGathered: return DataClass::kWeight;
-    case Role::kConstant: return DataClass::kOther;
-    case Role::kState: return t.slot.layer >= 0 ? DataClass::kKv : DataClass::kActivation;
-    case Role::kActivation: case Role::kOutput: break;
-  }
-  return DataClass::kActivation;
-}
-
 int memory_class_of(const Program& program, const Residency& r) {
-  return r.tensor.valid() ? static_cast<int>(class_of(program.graph->at(r.tensor)))
+  return r.tensor.valid() ? static_cast<int>(shown_class(program.graph->at(r.tensor)))
                           : kWorkspaceClass;
 }
 

@@ -92,7 +92,7 @@ void write_names(const Program& p, JsonWriter& json, Columns& c) {
   for (const Tensor& t : p.graph->tensors) {
     json.value(valid_utf8(t.name));
     c("tensor_bytes").add(t.bytes);
-    c("tensor_class").add(static_cast<int>(class_of(t)));
+    c("tensor_class").add(static_cast<int>(shown_class(t)));
   }
   json.end_array();
   json.key("ops").begin_array();

@@ -103,7 +103,8 @@ const char* const kTimelineBody = R"PAGE(<main id="app">
 <div id="stage"><canvas id="canvas" tabindex="0" role="img"
  aria-label="Memory of every tier and the streams over time; the tables below hold the numbers"></canvas></div>
 <div id="panels">
-<section aria-label="Selection"><h2 id="sel-title">Nothing selected</h2><div id="sel"></div></section>
+<section aria-label="Selection"><h2 id="sel-title">Nothing selected</h2><div id="sel"><p>Click an event, step through the
+stalls with <kbd>n</kbd> or find a name with <kbd>/</kbd>; <kbd>?</kbd> lists all keys.</p></div></section>
 <section aria-label="At the cursor"><h2 id="cur-title">At the cursor</h2><div id="cur"></div></section>
 </div>
 <div id="say" class="unseen" role="status" aria-live="polite"></div>
