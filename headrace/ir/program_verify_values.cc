@@ -65,10 +65,6 @@ class Player {
       if (role == Role::kConstant && !throughout) {
         return broken("constant " + name(r.tensor) + " is not resident throughout");
       }
-      if (role == Role::kOutput && r.tier == kDevice && r.codec == Codec::kNone &&
-          r.end.value != n_ && final_life(r)) {
-        return broken("output " + name(r.tensor) + " is gone before the end");
-      }
       if (r.begin == kEntry && !persistent && role != Role::kConstant) {
         return broken("residency of " + name_of(p_, r) + " begins without a load or an op");
       }
@@ -77,15 +73,6 @@ class Player {
       }
     }
     return {};
-  }
-
-  // An output may leave and come back; its last life must reach the exit. (Whether all of it is
-  // there is seen when the steps have been played.)
-  bool final_life(const Residency& r) const {
-    for (const Residency* other : ends_[static_cast<size_t>(n_)]) {
-      if (other->tensor == r.tensor && other->tier == kDevice) return false;
-    }
-    return true;
   }
 
   bool detached_at(const Residency& r) const {
@@ -148,7 +135,7 @@ class Player {
     return touch(piece, [this](auto&&... a) { return order_.write(a...); });
   }
 
-  Status is_version(const Piece& piece, TensorId t, int32_t want) const {
+  Status is_version(const Piece& piece, int32_t want) const {
     for (const Held* held : piece.parts) {
       if (held->version == want) continue;
       const std::string what = name_of(p_, *held->residency);
@@ -156,9 +143,7 @@ class Player {
       return broken(text_of("%s is stale: version %d, not %d", what.c_str(), held->version,
                             want));
     }
-    if (version_[t.index()] == want) return {};
-    return broken(text_of("%s is at version %d, not %d as in the graph's order",
-                          name(t).c_str(), version_[t.index()], want));
+    return {};
   }
 
   // The residencies that begin at `step` in this place are what it fills: exactly `span`.
@@ -236,7 +221,7 @@ class Player {
       const TensorId t = op.inputs[k];
       if (!t.valid()) continue;
       HR_ASSIGN(const Piece piece, plain(t));
-      HR_TRY(is_version(piece, t, version_wanted(t, want.inputs[i.op.index()][k])));
+      HR_TRY(is_version(piece, version_wanted(t, want.inputs[i.op.index()][k])));
       HR_TRY(read(piece));
     }
     for (size_t k = 0; k < op.updates.size(); ++k) {
@@ -272,7 +257,7 @@ class Player {
 
   Status update(TensorId t, int32_t want) {
     HR_ASSIGN(const Piece piece, plain(t));
-    HR_TRY(is_version(piece, t, want));
+    HR_TRY(is_version(piece, want));
     HR_TRY(read(piece));
     HR_TRY(write(piece));
     ++version_[t.index()];
@@ -305,7 +290,7 @@ class Player {
     const bool file = t.role == Role::kWeight && i.tier == p_.source_tier;
     if (!file) {
       HR_ASSIGN(const Piece from, find(i.tensor, i.tier, i.codec, span));
-      HR_TRY(is_version(from, i.tensor, version_[i.tensor.index()]));
+      HR_TRY(is_version(from, version_[i.tensor.index()]));
       HR_TRY(read(from));
     }
     HR_ASSIGN(const Piece to, filled(s, i.tensor, kDevice, i.codec, span));
@@ -321,7 +306,7 @@ class Player {
   Status store(int32_t s, const Instr& i) {
     const Span span = span_of(g_.at(i.tensor), i.range, i.codec);
     HR_ASSIGN(const Piece from, find(i.tensor, kDevice, i.codec, span));
-    HR_TRY(is_version(from, i.tensor, version_[i.tensor.index()]));
+    HR_TRY(is_version(from, version_[i.tensor.index()]));
     HR_TRY(read(from));
     HR_ASSIGN(const Piece to, filled(s, i.tensor, i.tier, i.codec, span));
     return fill(to, i.tensor);
@@ -355,7 +340,7 @@ class Player {
   Status encode(int32_t s, const Instr& i) {
     const Tensor& t = g_.at(i.tensor);
     HR_ASSIGN(const Piece from, plain(i.tensor));
-    HR_TRY(is_version(from, i.tensor, version_[i.tensor.index()]));
+    HR_TRY(is_version(from, version_[i.tensor.index()]));
     HR_TRY(read(from));
     HR_ASSIGN(const Piece to, filled(s, i.tensor, kDevice, i.codec, all_of(t, i.codec)));
     return fill(to, i.tensor);
@@ -364,7 +349,7 @@ class Player {
   Status decode(int32_t s, const Instr& i) {
     const Tensor& t = g_.at(i.tensor);
     HR_ASSIGN(const Piece from, find(i.tensor, kDevice, i.codec, all_of(t, i.codec)));
-    HR_TRY(is_version(from, i.tensor, version_[i.tensor.index()]));
+    HR_TRY(is_version(from, version_[i.tensor.index()]));
     HR_TRY(read(from));
     HR_ASSIGN(const Piece to, filled(s, i.tensor, kDevice, Codec::kNone,
                                      all_of(t, Codec::kNone)));
@@ -383,7 +368,7 @@ class Player {
       if (tensor.role == Role::kOutput) {
         auto piece = plain(t);
         if (!piece.ok()) return broken("output " + name(t) + " is gone before the end");
-        HR_TRY(is_version(*piece, t, expected_.final[i]));
+        HR_TRY(is_version(*piece, expected_.final[i]));
       }
       if (tensor.role == Role::kState && !holdings_.survives(t, version_[i])) {
         return broken("state " + name(t) + " has no valid copy at the end");

@@ -73,4 +73,33 @@ op kernel "use" in t0 out t1 updates attrs workspace 0
 op kernel "change" in t1 out updates t0 attrs workspace 0
 )";
 
+// y is written by two tiles of columns.
+inline const char* const kTilesProgram =
+    R"(program "tiles" cyclic 0 arena 20480
+tier "device" capacity 20480 load 0 store 0 latency 0
+tier "file" capacity 0 load 1e9 store 1e9 latency 0
+gather t0 tier 1 stream 1
+compute op0 cost 1 waits 0
+compute op1 cost 1
+compute op2 cost 1
+compute op3 cost 1
+resident t2 offset 0 bytes 4096 steps -1 5
+resident t3 offset 4096 bytes 4096 steps -1 5
+resident t0 offset 8192 bytes 8192 steps 0 2
+resident t1 offset 16384 bytes 64 steps 1 5
+resident t4 offset 16448 bytes 64 steps 2 5
+resident t5 offset 16512 bytes 64 steps 4 5
+graph "tiles" max_rows 1 max_output_rows 1
+t0 gathered f32 [ 1 4 ] bytes 8192 file 0 offset 96 64 "rows"
+t1 activation f32 [ 1 4 ] bytes 16 "x"
+t2 weight f32 [ 2 4 ] bytes 32 file 0 offset 4096 32 "w0"
+t3 weight f32 [ 2 4 ] bytes 32 file 0 offset 8192 32 "w1"
+t4 activation f32 [ 1 4 ] bytes 16 "y"
+t5 output f32 [ 1 4 ] bytes 16 "z"
+op embed "embed" in t0 out t1 updates attrs scale 1 workspace 0
+op matmul "m0" in t1 t2 out t4 updates attrs col_begin 0 workspace 0
+op matmul "m1" in t1 t3 out t4 updates attrs col_begin 2 workspace 0
+op softcap "cap" in t4 out t5 updates attrs softcap 1 workspace 0
+)";
+
 }  // namespace headrace::test

@@ -481,6 +481,52 @@ TEST(VerifyStep, ACyclicProgramEndsWhereItBeganInEveryTier) {
   expect_good(p, "a copy in two parts at entry, in one at exit");
 }
 
+TEST(VerifyStep, ATensorOfSeveralTilesIsReadableAfterAllOfThem) {
+  Program p = parsed(test::kTilesProgram);
+  expect_good(p, "tiles");
+  std::swap(p.instrs[2].op, p.instrs[3].op);
+  expect_good(p, "tiles in any order");
+  expect_refused(test::kTilesProgram, {
+    {"a read between the tiles",
+     [](Program& p) {
+       std::swap(p.instrs[3].op, p.instrs[4].op);
+       at(p, 5, 4).begin = Step(3);
+     },
+     "step 3 (compute 'cap'): 'y' is not fully written"},
+    {"one tile twice, the other never", [](Program& p) { p.instrs[3].op = OpId(1); },
+     "'y' is not fully written"},
+    {"a weight that is encoded",
+     [](Program& p) {
+       Instr encode;
+       encode.kind = InstrKind::kEncode;
+       encode.tensor = TensorId(2);
+       encode.codec = Codec::kBf16;
+       p.instrs.push_back(encode);
+     },
+     "'w0' cannot be encoded as bf16"},
+    {"an output of which a copy is left",
+     [](Program& p) {
+       Instr store;
+       store.kind = InstrKind::kStore;
+       store.tensor = TensorId(5);
+       store.tier = TierId(1);
+       store.stream = StreamId(1);
+       store.waits = {Step(4)};
+       p.instrs.push_back(store);
+       p.instrs.push_back(p.instrs[0]);
+       p.instrs.back().kind = InstrKind::kDetach;
+       p.instrs.back().tensor = TensorId(5);
+       p.instrs.back().tier = TierId();
+       p.instrs.back().stream = kComputeStream;
+       p.tiers[1].capacity = 64;
+       at(p, 5, 4).end = Step(6);
+       for (int t : {2, 3}) at(p, t, -1).end = Step(7);
+       p.residencies.push_back({TensorId(5), OpId(), 0, 64, Step(5), Step(7), TierId(1)});
+     },
+     "output 'z' is gone before the end"},
+  });
+}
+
 TEST(LinkStream, NumbersDirectionsAndGroupsInTheOrderOfTiers) {
   const std::vector<TierInfo> tiers = {{"device"},
                                        {"host", 0, 1, 1, 0, true, 5},
