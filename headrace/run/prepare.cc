@@ -2,6 +2,7 @@
 
 #include "headrace/run/prepared.h"
 #include "headrace/run/residency_map.h"
+#include "headrace/run/stream_order.h"
 
 namespace headrace {
 namespace {
@@ -31,6 +32,7 @@ class Preparer {
         }
       }
     }
+    add_stream_waits(out_);
     list_ends();
     if (context_.options.poison_freed) list_freed();
     return make_scratch();

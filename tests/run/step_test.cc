@@ -4,82 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "headrace/sim/simulate.h"
-#include "headrace/tier/file_tier.h"
-#include "headrace/tier/remote_tier.h"
 #include "tests/run/step_testing.h"
-#include "tests/tier/tier_testing.h"
 
 namespace headrace {
-namespace test {
-
-// The folder of file tiers; they leave nothing in it.
-const std::string& scratch_folder() {
-  static const testing_tier::TempFolder folder;
-  return folder.path();
-}
-
-std::unique_ptr<Tier> open_kind(Kind kind, const std::vector<Bytes>& objects, ManualClock& clock,
-                                const TierInfo& info) {
-  const MappedOptions inline_copies{256, false};
-  switch (kind) {
-    case Kind::kHost: return std::move(open_host_tier(objects, inline_copies).value());
-    case Kind::kHostThread: return std::move(open_host_tier(objects).value());
-    case Kind::kRemote: {
-      const RemotePool pool{PoolKind::kScratchFile, "/dev/shm/headrace_step_test", -1};
-      auto tier = open_remote_tier(pool, objects, inline_copies);
-      EXPECT_TRUE(tier.ok()) << tier.status().message();
-      return std::move(*tier);
-    }
-    case Kind::kFile: {
-      FileTierOptions options;
-      options.access = FileAccess::kScratch;
-      options.scratch_bytes = *std::max_element(objects.begin(), objects.end());
-      options.register_buffers = false;
-      auto tier = open_file_tier({scratch_folder() + "/a", scratch_folder() + "/b"}, nullptr, options);
-      EXPECT_TRUE(tier.ok()) << tier.status().message();
-      return std::move(*tier);
-    }
-    case Kind::kEmulated: {
-      const LinkModel model{info.load_bytes_per_s, info.latency_ns, info.duplex};
-      auto tier = open_emulated_tier(std::move(open_host_tier(objects, inline_copies).value()),
-                                     std::make_shared<EmulatedLink>(model, clock), 4096);
-      return std::move(*tier);
-    }
-  }
-  return nullptr;
-}
-
-StepRig::StepRig(const Program& p, const std::vector<Kind>& kinds,
-                 const std::vector<std::byte>& file, ExecutorOptions options, const Wrap& wrap)
-    : graph(p.graph) {
-  arena = std::make_unique<Arena>(
-      std::move(Arena::create(std::max(kPage, p.arena_bytes)).value()));
-  std::memset(arena->base(), 0xFF, static_cast<size_t>(arena->bytes()));
-  const std::vector<Bytes> copies = copy_bytes(p);
-  std::vector<Tier*> list = {nullptr};
-  options.copies.resize(1);
-  for (size_t t = 1; t < p.tiers.size(); ++t) {
-    const Bytes size = std::max(kPage, round_up(static_cast<Bytes>(file.size()), kPage));
-    const Bytes room = std::max(kPage, round_up(copies[t], kPage));
-    auto tier = open_kind(kinds[t - 1], {size, room}, clock, p.tiers[t]);
-    const PageBuffer bytes = page_buffer(size);
-    std::memcpy(bytes.get(), file.data(), file.size());
-    auto ticket = tier->store({bytes.get(), static_cast<size_t>(size)}, {0, 0, size});
-    EXPECT_TRUE(ticket.ok() && tier->wait(*ticket).ok());
-    if (wrap) tier = wrap(std::move(tier), t);
-    tiers.push_back(std::move(tier));
-    list.push_back(tiers.back().get());
-    options.copies.push_back({1, 0, room});
-  }
-  if (std::find(kinds.begin(), kinds.end(), Kind::kEmulated) != kinds.end()) options.clock = &clock;
-  executor = std::make_unique<Executor>(*arena, list, pool, options);
-  auto made = executor->prepare(p);
-  EXPECT_TRUE(made.ok()) << made.status().message();
-  if (made.ok()) prepared = std::move(*made);
-}
-
-}  // namespace test
-
 namespace {
 
 using ::testing::HasSubstr;
@@ -220,6 +147,68 @@ TEST(Steps, AMissingWaitIsSeenUnderDelays) {
   const auto out = rig.executor->output(*rig.prepared, "out");
   const auto want = plain.bytes("out");
   EXPECT_NE(std::memcmp(out.data(), want.data(), want.size()), 0);
+}
+
+// Two transfers of one stream over the same bytes, the second listed without a wait for the first: the
+// order of the stream is enough, whatever the tier does.
+TEST(Steps, AStreamsOrderHoldsForBytesThatTwoOfItsTransfersShare) {
+  Graph g;
+  const TensorId a = test::add_tensor(g, "a", Role::kState, 4096);
+  const TensorId b = test::add_tensor(g, "b", Role::kState, 4096);
+  const TensorId out = test::add_tensor(g, "out", Role::kOutput, 256);
+  Op op;
+  op.kind = OpKind::kKernel;
+  op.name = "op";
+  op.kernel = "mix";
+  op.inputs = {b};
+  op.outputs = {out};
+  g.ops = {op};
+  RandomStep step;
+  step.graph = std::make_shared<const Graph>(g);
+  Program p;
+  p.graph = step.graph;
+  p.tiers = tier_infos(1);
+  p.arena_bytes = p.tiers[0].capacity = 8192;
+  const auto instr = [&](InstrKind kind, TensorId t, std::vector<Step> waits) {
+    Instr i;
+    i.kind = kind;
+    i.tensor = t;
+    i.tier = is_transfer(kind) ? TierId(1) : kDevice;
+    i.stream = is_transfer(kind) ? StreamId(1) : kComputeStream;
+    i.waits = std::move(waits);
+    p.instrs.push_back(i);
+  };
+  instr(InstrKind::kStore, a, {});
+  instr(InstrKind::kDetach, a, {Step(0)});
+  instr(InstrKind::kLoad, b, {});  // into the bytes that the Store reads
+  Instr run;
+  run.op = OpId(0);
+  run.waits = {Step(2)};
+  p.instrs.push_back(run);
+  const auto hold = [&](TensorId t, Bytes offset, int begin, int end, TierId tier) {
+    Residency r;
+    r.tensor = t;
+    r.offset = offset;
+    r.bytes = device_bytes(g.at(t));
+    r.begin = Step(begin);
+    r.end = Step(end);
+    r.tier = tier;
+    p.residencies.push_back(r);
+  };
+  hold(a, 0, -1, 1, kDevice);
+  hold(b, 4096, -1, 4, TierId(1));
+  hold(a, 0, 0, 4, TierId(1));
+  hold(b, 0, 2, 4, kDevice);
+  hold(out, 4096, 3, 4, kDevice);
+  for (int delay : {0, 1, 5, 50}) {
+    const auto late = [delay](std::unique_ptr<Tier> inner, size_t) {
+      FaultPlan faults;
+      faults.delay_polls = delay;
+      faults.reorder_polls = delay;
+      return make_fault_tier(std::move(inner), faults);
+    };
+    expect_plain_results(step, p, {Kind::kHost}, "delay " + std::to_string(delay), {}, late);
+  }
 }
 
 TEST(Steps, TheKthTransferFailingIsATypedErrorWithStepTensorAndTier) {

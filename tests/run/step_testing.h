@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -15,8 +16,11 @@
 #include "headrace/run/executor.h"
 #include "headrace/tier/emulated_tier.h"
 #include "headrace/tier/fault_tier.h"
+#include "headrace/tier/file_tier.h"
 #include "headrace/tier/host_tier.h"
+#include "headrace/tier/remote_tier.h"
 #include "tests/run/random_step.h"
+#include "tests/tier/tier_testing.h"
 
 namespace headrace::test {
 
@@ -146,5 +150,71 @@ struct StepRig {
   std::unique_ptr<Executor> executor;
   PreparedPtr prepared;
 };
+
+// The folder of file tiers; they leave nothing in it.
+inline const std::string& scratch_folder() {
+  static const testing_tier::TempFolder folder;
+  return folder.path();
+}
+
+inline std::unique_ptr<Tier> open_kind(Kind kind, const std::vector<Bytes>& objects, ManualClock& clock,
+                                const TierInfo& info) {
+  const MappedOptions inline_copies{256, false};
+  switch (kind) {
+    case Kind::kHost: return std::move(open_host_tier(objects, inline_copies).value());
+    case Kind::kHostThread: return std::move(open_host_tier(objects).value());
+    case Kind::kRemote: {
+      const RemotePool pool{PoolKind::kScratchFile, "/dev/shm/headrace_step_test", -1};
+      auto tier = open_remote_tier(pool, objects, inline_copies);
+      EXPECT_TRUE(tier.ok()) << tier.status().message();
+      return std::move(*tier);
+    }
+    case Kind::kFile: {
+      FileTierOptions options;
+      options.access = FileAccess::kScratch;
+      options.scratch_bytes = *std::max_element(objects.begin(), objects.end());
+      options.register_buffers = false;
+      auto tier = open_file_tier({scratch_folder() + "/a", scratch_folder() + "/b"}, nullptr, options);
+      EXPECT_TRUE(tier.ok()) << tier.status().message();
+      return std::move(*tier);
+    }
+    case Kind::kEmulated: {
+      const LinkModel model{info.load_bytes_per_s, info.latency_ns, info.duplex};
+      auto tier = open_emulated_tier(std::move(open_host_tier(objects, inline_copies).value()),
+                                     std::make_shared<EmulatedLink>(model, clock), 4096);
+      return std::move(*tier);
+    }
+  }
+  return nullptr;
+}
+
+inline StepRig::StepRig(const Program& p, const std::vector<Kind>& kinds,
+                 const std::vector<std::byte>& file, ExecutorOptions options, const Wrap& wrap)
+    : graph(p.graph) {
+  arena = std::make_unique<Arena>(
+      std::move(Arena::create(std::max(kPage, p.arena_bytes)).value()));
+  std::memset(arena->base(), 0xFF, static_cast<size_t>(arena->bytes()));
+  const std::vector<Bytes> copies = copy_bytes(p);
+  std::vector<Tier*> list = {nullptr};
+  options.copies.resize(1);
+  for (size_t t = 1; t < p.tiers.size(); ++t) {
+    const Bytes size = std::max(kPage, round_up(static_cast<Bytes>(file.size()), kPage));
+    const Bytes room = std::max(kPage, round_up(copies[t], kPage));
+    auto tier = open_kind(kinds[t - 1], {size, room}, clock, p.tiers[t]);
+    const PageBuffer bytes = page_buffer(size);
+    std::memcpy(bytes.get(), file.data(), file.size());
+    auto ticket = tier->store({bytes.get(), static_cast<size_t>(size)}, {0, 0, size});
+    EXPECT_TRUE(ticket.ok() && tier->wait(*ticket).ok());
+    if (wrap) tier = wrap(std::move(tier), t);
+    tiers.push_back(std::move(tier));
+    list.push_back(tiers.back().get());
+    options.copies.push_back({1, 0, room});
+  }
+  if (std::find(kinds.begin(), kinds.end(), Kind::kEmulated) != kinds.end()) options.clock = &clock;
+  executor = std::make_unique<Executor>(*arena, list, pool, options);
+  auto made = executor->prepare(p);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  if (made.ok()) prepared = std::move(*made);
+}
 
 }  // namespace headrace::test
