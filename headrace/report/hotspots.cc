@@ -189,6 +189,7 @@ class Finder {
       if (group.first.cause == StallCause::kLinkBusy)
         busy_[group.first.lane] += group.first.total_ns;
       if (group.first.cause == StallCause::kIssuedLate) late_ns_ += group.first.total_ns;
+      if (group.first.cause == StallCause::kStoreTime) store_ns_ += group.first.total_ns;
       h_.stalls.push_back(std::move(group.first));
     }
     std::stable_sort(h_.stalls.begin(), h_.stalls.end(), [](const HotStall& a, const HotStall& b) {
@@ -209,7 +210,9 @@ class Finder {
     stall->bytes = event(blame).bytes;
     const bool queued = free[static_cast<size_t>(blame)] >= event(blame).begin_ns &&
                         event(blame).begin_ns > 0;
-    stall->cause = queued ? StallCause::kLinkBusy : StallCause::kIssuedLate;
+    stall->cause = queued                            ? StallCause::kLinkBusy
+                   : b.kind == InstrKind::kStore ? StallCause::kStoreTime
+                                                 : StallCause::kIssuedLate;
   }
 
   void advise() {
@@ -219,9 +222,14 @@ class Finder {
                                    "save up to that", lane.c_str(), human_time(ns).c_str()), ns, 0});
     }
     if (late_ns_ > 0) {
-      h_.advice.push_back({text_of("%s of stalls waited for transfers that started late although "
+      h_.advice.push_back({text_of("%s of stalls waited for Loads that started late although "
                                    "their link was free: more device memory would let them start "
                                    "earlier", human_time(late_ns_).c_str()), late_ns_, 0});
+    }
+    if (store_ns_ > 0) {
+      h_.advice.push_back({text_of("%s of stalls waited for room until a Store was over: more device "
+                                   "memory, a faster link, or storing something that is idle "
+                                   "earlier", human_time(store_ns_).c_str()), store_ns_, 0});
     }
     if (t_.again_ns > 0) {
       h_.advice.push_back({text_of("ops that run again take %s; more device memory or a faster link "
@@ -265,7 +273,7 @@ class Finder {
   int32_t peak_compute_ = -1;
   std::map<std::string, Bytes> layer_bytes_;
   std::map<std::string, Nanos> busy_;
-  Nanos late_ns_ = 0;
+  Nanos late_ns_ = 0, store_ns_ = 0;
 };
 
 }  // namespace
@@ -274,6 +282,7 @@ const char* name_of(StallCause cause) {
   switch (cause) {
     case StallCause::kLinkBusy: return "link busy";
     case StallCause::kIssuedLate: return "started late";
+    case StallCause::kStoreTime: return "takes its time";
     case StallCause::kNoTransfer: return "no transfer";
   }
   return "";

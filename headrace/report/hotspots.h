@@ -44,6 +44,7 @@ struct HotLayer {
 enum class StallCause : uint8_t {
   kLinkBusy,    // it stood in the queue of its link
   kIssuedLate,  // the link was free, but it started too late: no room earlier, or no earlier issue
+  kStoreTime,   // a Store that was not queued: the room was wanted before its copy was over
   kNoTransfer,  // what it waited for is no transfer
 };
 const char* name_of(StallCause cause);
