@@ -12,6 +12,7 @@
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/options.h"
+#include "tools/scenarios.h"
 
 namespace headrace::cli {
 namespace {
@@ -164,6 +165,15 @@ Status bench_plan(const BenchOptions& o) {
   return o.json ? print_output(json.take()) : Status();
 }
 
+Status bench_scenarios(bool json) {
+  stop_flag();
+  HR_ASSIGN(const std::vector<Scenario> all, run_scenarios([](const std::string& name) {
+              print_error("scenario: " + name + "\n");
+              return !stop_flag()->load();
+            }));
+  return print_output(json ? scenarios_json(all) : scenarios_text(all));
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Action* action) {
@@ -181,6 +191,11 @@ void add_bench(CLI::App& app, Action* action) {
       ->capture_default_str();
   plan->add_flag("--json", o->json, "As JSON");
   plan->callback([o, action] { *action = [o] { return bench_plan(*o); }; });
+  auto as_json = std::make_shared<bool>(false);
+  CLI::App* scenarios = verb->add_subcommand(
+      "scenarios", "Published figures beside ours, simulated, with every assumption");
+  scenarios->add_flag("--json", *as_json, "As JSON");
+  scenarios->callback([as_json, action] { *action = [as_json] { return bench_scenarios(*as_json); }; });
 }
 
 }  // namespace headrace::cli

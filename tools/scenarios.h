@@ -28,8 +28,8 @@ struct Scenario {
   std::vector<std::string> remarks;  // why the two differ; what cannot be right
 };
 
-// Plans and simulates all of them: some 30 plans, a minute or less. `before` is called with the name
-// of each and may return false to stop (kCancelled). Deterministic.
+// Plans and simulates all of them: some 30 plans, a minute or less. `before` is called with the
+// name of each and may return false to stop (kCancelled). Deterministic.
 Result<std::vector<Scenario>> run_scenarios(
     const std::function<bool(const std::string& name)>& before = {});
 

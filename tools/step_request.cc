@@ -10,6 +10,7 @@
 
 #include "headrace/base/system_memory.h"
 #include "tools/options.h"
+#include "tools/quick_probe.h"
 
 namespace headrace::cli {
 namespace {
@@ -104,7 +105,7 @@ Result<Machine> machine_for_step(const std::string& machine) {
   if (!machine.empty()) return read_step_machine(machine);
   const std::string cached = cached_machine_path();
   if (!cached.empty() && ::access(cached.c_str(), F_OK) == 0) return read_step_machine(cached);
-  return Machine::defaults(default_threads());
+  return quick_machine(".", default_threads());
 }
 
 Status read_step_setup(const std::string& path, FileKind kind, const std::string& text,

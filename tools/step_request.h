@@ -34,7 +34,7 @@ struct StepSetup {
 };
 
 // What a step is planned on. `machine` as in read_step_machine; empty: the last probe's, else
-// built-in defaults.
+// a quick one of this folder's filesystem (quick_probe.h).
 Result<Machine> machine_for_step(const std::string& machine);
 
 // Reads `path` (already looked at: `kind` and `text`) and the options into `setup`. `memory` is a

@@ -1,0 +1,156 @@
+#include "tools/quick_probe.h"
+
+#include <fcntl.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "headrace/base/thread_pool.h"
+#include "headrace/tier/probe.h"
+#include "tools/console.h"
+#include "tools/options.h"
+#include "tools/probe_rates.h"
+
+namespace headrace::cli {
+namespace {
+
+constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458f6;
+constexpr Bytes kMostFile = 32 * kMiB, kForced = 4 * kMiB;
+constexpr Nanos kSecond = 1'000'000'000;
+// Of the half second: for the processor; to write the file. Reading back what was written takes no
+// longer than writing it did.
+constexpr Nanos kRatesNs = kSecond / 5, kWriteNs = kSecond / 10;
+
+// A file in `folder` that is gone as soon as this is.
+class ShortFile {
+ public:
+  ~ShortFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  // Writes until the time is over; bytes a second. 0: could not.
+  double write(const std::string& folder) {
+    path_ = folder + "/.headrace-quick-XXXXXX";
+    descriptor_ = ::mkostemp(path_.data(), O_CLOEXEC);
+    if (descriptor_ < 0) {
+      path_.clear();
+      return 0;
+    }
+    std::vector<uint64_t> block(static_cast<size_t>(kMiB) / 8);
+    uint64_t state = 88172645463325252ull;
+    for (uint64_t& word : block) {  // xorshift64 (Marsaglia, 2003): nothing for a disk to compress
+      state ^= state << 13;
+      state ^= state >> 7;
+      state ^= state << 17;
+      word = state;
+    }
+    const Nanos begin = since_start();
+    while (bytes_ < kMostFile && since_start() - begin < kWriteNs) {
+      // Forced out every few MiB, so that the time is the disk's and has an end.
+      for (Bytes part = 0; part < kForced; part += kMiB) {
+        block[0] = static_cast<uint64_t>(bytes_);
+        if (::write(descriptor_, block.data(), static_cast<size_t>(kMiB)) != kMiB) return 0;
+        bytes_ += kMiB;
+      }
+      if (::fdatasync(descriptor_) != 0) return 0;
+    }
+    return static_cast<double>(bytes_) * 1e9 /
+           static_cast<double>(std::max<Nanos>(1, since_start() - begin));
+  }
+  Bytes bytes() const { return bytes_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  Bytes bytes_ = 0;
+};
+
+void measure_processor(Machine* m) {
+  ThreadPool pool(m->threads);
+  const Nanos begin = since_start();
+  RateOptions options;
+  options.memory_bytes = 16 * kMiB;
+  options.repeats = 1;
+  std::string done;
+  options.before = [&](const char* what) {
+    const bool time_left = since_start() - begin < kRatesNs;
+    if (time_left) done += std::string(done.empty() ? "" : ", ") + what;
+    return time_left;
+  };
+  const Machine defaults = *m;
+  const Status status = measure_rates(options, pool, m);
+  if (!status.ok() && status.code() != Code::kCancelled) *m = defaults;
+  for (size_t i = 0; i < static_cast<size_t>(kDTypeCount); ++i) {
+    if (m->matmul_per_s[i] <= 0) m->matmul_per_s[i] = defaults.matmul_per_s[i];
+    if (m->matvec_bytes_per_s[i] <= 0) m->matvec_bytes_per_s[i] = defaults.matvec_bytes_per_s[i];
+  }
+  m->sources["rates"] =
+      "measured: " + (done.empty() ? "nothing" : done) + "; others: built-in defaults";
+}
+
+void measure_disk(const std::string& folder, Machine* m) {
+  TierInfo& disk = m->tiers[1];
+  m->sources["tiers.file"] = "built-in defaults: " + folder + " cannot be measured";
+  struct statfs info = {};
+  if (::statfs(folder.c_str(), &info) != 0) return;
+  if (info.f_type == kTmpfs || info.f_type == kRamfs) {
+    m->sources["tiers.file"] = "built-in defaults: " + folder + " is in memory";
+    return;
+  }
+  ShortFile file;
+  const double written = file.write(folder);
+  if (written <= 0) return;
+  ProbeOptions options;
+  options.bytes = file.bytes();
+  options.latency_reads = 8;
+  const auto rate = measure_read_rate(file.path(), options);
+  if (!rate.ok() || !(rate->bytes_per_s > 0)) return;
+  disk.load_bytes_per_s = rate->bytes_per_s;
+  disk.store_bytes_per_s = written;
+  disk.latency_ns = std::max<Nanos>(0, rate->latency_ns);
+  m->sources["tiers.file"] =
+      "measured with a file of " + human_bytes(file.bytes()) + " in " + folder;
+}
+
+}  // namespace
+
+std::string quick_probe_path(const std::string& folder, int threads) {
+  const std::string full = cached_machine_path();
+  struct statfs info = {};
+  if (full.empty() || ::statfs(folder.c_str(), &info) != 0) return "";
+  int id[2] = {};
+  static_assert(sizeof(info.f_fsid) == sizeof(id));
+  std::memcpy(id, &info.f_fsid, sizeof(id));
+  return std::filesystem::path(full).parent_path().string() +
+         text_of("/quick-%08x%08x-%d.json", static_cast<unsigned>(id[0]),
+                 static_cast<unsigned>(id[1]), threads);
+}
+
+Machine quick_machine(const std::string& folder, int threads) {
+  const std::string path = quick_probe_path(folder, threads);
+  if (!path.empty() && ::access(path.c_str(), R_OK) == 0) {
+    const auto text = read_file(path);
+    if (text.ok()) {
+      auto kept = machine_from_json(*text);
+      if (kept.ok()) return std::move(kept).value();
+    }
+  }
+  Machine m = Machine::defaults(threads);
+  m.name = "quick probe (measure in full: headrace probe)";
+  measure_processor(&m);
+  measure_disk(folder, &m);
+  if (!path.empty()) {
+    std::error_code ignored;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
+    (void)write_file(path, to_json(m)).ok();  // a cache: whole or not at all
+  }
+  return m;
+}
+
+}  // namespace headrace::cli
