@@ -15,8 +15,10 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 constexpr int64_t kWalked = 200'000;
 constexpr int64_t kLeastTries = 10;
 constexpr int64_t kMostTries = 3'000;
-// Tolerance for worse states at the begin, as a share of the step.
+// Tolerance for worse states at the begin, as a share of the step: small steps have time to come back.
 constexpr double kTolerance = 0.01;
+constexpr double kSmallTolerance = 0.1;
+constexpr int32_t kSmall = 200;  // positions
 constexpr Bytes kGrain = 64 * kKiB;
 constexpr double kPrices[] = {0.0, 0.05, 0.15, 0.3, 0.5, 1.0, 2.0};
 
@@ -36,7 +38,7 @@ class Search {
   Improved run() {
     for (int64_t i = 0; i < tries_ && best_ns_ > compute_ns_; ++i) {
       const double left = 1 - static_cast<double>(i) / static_cast<double>(tries_);
-      step(kTolerance * left * left);
+      step((p_.size() <= kSmall ? kSmallTolerance : kTolerance) * left * left);
     }
     s_ = std::move(best_);
     prune();
