@@ -1,4 +1,4 @@
-// headrace probe: measures this machine and writes machine.json.
+// headrace probe: measures this machine and writes machine.json; or teaches a machine kernels.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -13,11 +13,13 @@
 #include <vector>
 
 #include "headrace/base/system_memory.h"
+#include "headrace/cost/predictor.h"
 #include "headrace/tier/probe.h"
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/options.h"
 #include "tools/probe_rates.h"
+#include "tools/step_request.h"
 
 namespace headrace::cli {
 namespace {
@@ -29,6 +31,8 @@ struct ProbeVerbOptions {
   std::string output;
   std::string file;
   int threads = 0;
+  std::vector<std::string> learn;  // workloads with measured times
+  std::string machine;             // that is to know them
 };
 
 // A file of incompressible bytes that is removed again.
@@ -195,6 +199,51 @@ Status probe(const ProbeVerbOptions& o) {
   return {};
 }
 
+std::string score_line(const char* what, const PredictorScore& s) {
+  return "  " + pad_right(what, 34) + pad_left(text_of("%lld", static_cast<long long>(s.kernels)), 8) +
+         pad_left(text_of("%.1f %%", 100 * s.roofline_error), 12) +
+         pad_left(text_of("%.1f %%", 100 * s.learned_error), 12) +
+         pad_left(text_of("%.3f", s.roofline_total), 12) +
+         pad_left(text_of("%.3f", s.learned_total), 12) + "\n";
+}
+
+// Trains the machine's kernels from measured workloads, and says how good that is on kernels that
+// were left out.
+Status learn(const ProbeVerbOptions& o) {
+  if (o.output.empty()) return error(Code::kUsage, "--learn: give -o FILE for the machine file");
+  HR_TRY(check_writable(o.output));
+  HR_ASSIGN(Machine machine, machine_for_step(o.machine));
+  std::vector<std::vector<KernelSample>> files;
+  std::vector<KernelSample> all;
+  std::string names;
+  for (const std::string& path : o.learn) {
+    std::string text;
+    HR_ASSIGN(const FileKind kind, look_at_file(path, &text));
+    HR_ASSIGN(const Workload workload, read_workload(path, kind, text));
+    files.push_back(samples_of(workload.graph));
+    if (files.back().empty())
+      return error(Code::kBadFile, "%s: no op has a measured time", path.c_str());
+    all.insert(all.end(), files.back().begin(), files.back().end());
+    names += (names.empty() ? "" : ", ") + std::filesystem::path(path).filename().string();
+  }
+  std::string out = "  " + pad_right("mean error, and predicted / measured", 34) +
+                    pad_left("kernels", 8) + pad_left("roofline", 12) + pad_left("learned", 12) +
+                    pad_left("roofline", 12) + pad_left("learned", 12) + "\n" +
+                    score_line("each shape left out in turn", cross_validate(machine, all));
+  for (size_t i = 0; files.size() > 1 && i < files.size(); ++i) {
+    std::vector<KernelSample> others;
+    for (size_t k = 0; k < files.size(); ++k) {
+      if (k != i) others.insert(others.end(), files[k].begin(), files[k].end());
+    }
+    const std::string left_out = std::filesystem::path(o.learn[i]).filename().string();
+    out += score_line((left_out + " left out").c_str(), score_on(machine, others, files[i]));
+  }
+  machine.kernels = train_kernels(all);
+  machine.sources["kernels"] = "learned from " + names;
+  HR_TRY(write_file(o.output, to_json(machine)));
+  return print_output(out);
+}
+
 }  // namespace
 
 void add_probe(CLI::App& app, Action* action) {
@@ -207,7 +256,13 @@ void add_probe(CLI::App& app, Action* action) {
       "A large file on the disk to measure (default: a temporary one of 256 MiB)");
   verb->add_option("--threads", o->threads, "Worker threads (default: every CPU)")
       ->check(CLI::Range(1, 1024));
-  verb->callback([o, action] { *action = [o] { return probe(*o); }; });
+  verb->add_option("--learn", o->learn,
+                   "Instead: learn kernels' times from workloads with measured ones");
+  verb->add_option("--machine", o->machine,
+                   "With --learn: the profile or machine file that is to know them");
+  verb->callback([o, action] {
+    *action = [o] { return o->learn.empty() ? probe(*o) : learn(*o); };
+  });
 }
 
 }  // namespace headrace::cli
