@@ -200,7 +200,8 @@ Status probe(const ProbeVerbOptions& o) {
 }
 
 std::string score_line(const char* what, const PredictorScore& s) {
-  return "  " + pad_right(what, 34) + pad_left(text_of("%lld", static_cast<long long>(s.kernels)), 8) +
+  return "  " + pad_right(what, 34) +
+         pad_left(text_of("%lld", static_cast<long long>(s.kernels)), 8) +
          pad_left(text_of("%.1f %%", 100 * s.roofline_error), 12) +
          pad_left(text_of("%.1f %%", 100 * s.learned_error), 12) +
          pad_left(text_of("%.3f", s.roofline_total), 12) +
