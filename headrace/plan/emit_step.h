@@ -44,6 +44,7 @@ struct Emitted {
   Program program;
   Bytes excess = 0;          // by which the extents pass the budget or a tier's capacity; 0: fits
   TierId excess_tier;        // the tier that it is
+  int32_t worst_position = 0;  // of the device's excess: where the most lies above
   int64_t search_nodes = 0;  // that the allocator used
 };
 

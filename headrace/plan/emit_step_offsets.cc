@@ -48,6 +48,19 @@ TierProblem problem_of(const Problem& p, const Draft& d, TierId tier,
   return t;
 }
 
+// Ops that ran for the first time before `step`: the position that it belongs to.
+int32_t position_of(const Draft& d, int32_t step) {
+  std::vector<bool> ran(d.program.graph->ops.size(), false);
+  int32_t position = 0;
+  for (int32_t s = 0; s < step && s < static_cast<int32_t>(d.program.instrs.size()); ++s) {
+    const Instr& i = d.program.instrs[static_cast<size_t>(s)];
+    if (i.kind != InstrKind::kCompute || ran[i.op.index()]) continue;
+    ran[i.op.index()] = true;
+    ++position;
+  }
+  return std::min(position, static_cast<int32_t>(ran.size()) - 1);
+}
+
 }  // namespace
 
 Status assign_extents(const Problem& p, const EmitOptions& options, Draft& d, Emitted& result) {
@@ -76,6 +89,7 @@ Status assign_extents(const Problem& p, const EmitOptions& options, Draft& d, Em
     if (excess > worst) {
       worst = excess;
       result.excess_tier = id;
+      if (id == kDevice) result.worst_position = position_of(d, solution.worst_time - 1);
     }
   }
   result.excess = worst;

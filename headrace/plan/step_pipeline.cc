@@ -12,6 +12,9 @@ namespace {
 
 constexpr int32_t kShort = 2000;  // positions of a step that is planned in a fraction of a second
 
+constexpr int32_t kTiny = 128;      // positions: rounds cost little and extents matter much
+constexpr int kLocalRounds = 8;
+
 // Search nodes of the allocator: what a plan that takes a fraction of a second can afford.
 int64_t search_nodes(const Problem& p) {
   if (p.request->goal == Goal::kFit) return 1'000;
@@ -74,13 +77,11 @@ struct Round {
   bool placed = false;
   Bytes excess = 0;
   TierId excess_tier;
+  int32_t worst_position = 0;
 };
 
-Result<Round> run_round(const Problem& p, const std::string& name, bool improve,
+Result<Round> run_round(const Problem& p, const std::string& name, const PlaceOptions& options,
                         Portfolio& portfolio) {
-  PlaceOptions options;
-  options.recompute = p.request->recompute;
-  options.improve = improve;
   Round round;
   HR_ASSIGN(Placement placement, place(p, options));
   portfolio.count("placement", placement.work);
@@ -95,6 +96,7 @@ Result<Round> run_round(const Problem& p, const std::string& name, bool improve,
   portfolio.count("offsets", e.search_nodes + static_cast<int64_t>(e.program.residencies.size()));
   round.excess = e.excess;
   round.excess_tier = e.excess_tier;
+  round.worst_position = e.worst_position;
   if (e.excess > 0) return round;
   Candidate& c = round.candidate;
   c.policy = name;
@@ -113,6 +115,27 @@ void state_capacities(const Problem& problem, Program& program) {
   }
 }
 
+// Few large tensors: their extents fail at one place, and room left there alone often does.
+Status leave_room_locally(const Problem& p, const std::string& name, PlaceOptions options,
+                          Portfolio& portfolio) {
+  options.reserve.assign(static_cast<size_t>(p.size()), 0);
+  for (int round = 0; round < kLocalRounds; ++round) {
+    HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
+    if (!r.placed) return {};
+    if (r.candidate.valid()) {
+      portfolio.offer(std::move(r.candidate));
+      return {};
+    }
+    if (r.excess_tier != kDevice) return {};
+    portfolio.count("rounds", 1);
+    for (int32_t k = r.worst_position - 1; k <= r.worst_position + 1; ++k) {
+      if (k < 0 || k >= p.size()) continue;
+      options.reserve[static_cast<size_t>(k)] += std::min(r.excess, p.budget / 16);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio) {
@@ -120,11 +143,15 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
   Machine machine = *problem.machine;
   p.machine = &machine;
   const bool improve = problem.request->goal != Goal::kFit;
+  PlaceOptions options;
+  options.recompute = problem.request->recompute;
+  options.improve = improve;
+  if (improve && p.size() <= kTiny) HR_TRY(leave_room_locally(p, name, options, portfolio));
   Bytes reduced = 0;       // by which the device's budget is less than asked for
   Bytes failed = 0;        // the largest reduction that did not do
   int round = 0;
   for (; round < kMostRounds; ++round) {
-    HR_ASSIGN(Round r, run_round(p, name, improve, portfolio));
+    HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
     if (!r.placed) return {};
     if (r.candidate.valid()) {
       state_capacities(problem, r.candidate.program);
@@ -146,7 +173,7 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
   // Short steps: what lies between the last that failed and the first that did may do as well.
   if (reduced == 0 || round == kMostRounds || p.size() > kShort || !improve) return {};
   p.budget = problem.budget - (failed + reduced) / 2;
-  HR_ASSIGN(Round r, run_round(p, name, improve, portfolio));
+  HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
   if (r.candidate.valid()) {
     state_capacities(problem, r.candidate.program);
     portfolio.offer(std::move(r.candidate));

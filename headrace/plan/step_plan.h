@@ -53,8 +53,9 @@ struct StepRequest {
 // No plan of this step on this machine within this budget can be faster than total_ns.
 struct Bound {
   Nanos compute_ns = 0;   // every op once
-  Nanos link_ns = 0;      // the tightest window: bytes that must cross a link, less what fits beside
-  Nanos total_ns = 0;     // the larger
+  // In the order of the Program: bytes that must cross a link, beside compute as far as they can.
+  Nanos link_ns = 0;
+  Nanos total_ns = 0;     // the larger; compute_ns alone when ops may be reordered
   std::string reason;     // which of them binds, with numbers
 };
 
