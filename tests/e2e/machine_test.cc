@@ -57,8 +57,9 @@ TEST(MachineOfAStep, LearnsKernelsFromMeasuredWorkloads) {
   std::ofstream(trace) << R"({"name": "t", "time_unit": "s", "kernels": [
       {"id": 0, "name": "Copy", "t": 0.001, "in": [0], "out": [1]},
       {"id": 1, "name": "Copy", "t": 0.002, "in": [2], "out": [3]}],
-      "tensors": {"0": {"bytes": 1000000, "persistent": 1}, "1": {"bytes": 1000000, "persistent": 0},
-                  "2": {"bytes": 2000000, "persistent": 1}, "3": {"bytes": 2000000, "persistent": 0}}})";
+      "tensors": {
+        "0": {"bytes": 1000000, "persistent": 1}, "1": {"bytes": 1000000, "persistent": 0},
+        "2": {"bytes": 2000000, "persistent": 1}, "3": {"bytes": 2000000, "persistent": 0}}})";
   const Finished f =
       headrace(folder, {"probe", "--learn", trace, "--machine", "gh200", "-o", machine});
   EXPECT_EQ(f.code, 0) << f.err;
