@@ -50,6 +50,12 @@ int32_t latest(const AllocInstance& in) {
   return t;
 }
 
+double mean_life(const AllocInstance& in) {
+  double sum = 0;
+  for (const AllocRect& r : in.rects) sum += static_cast<double>(r.upper) - r.lower;
+  return sum / static_cast<double>(in.rects.size());
+}
+
 }  // namespace
 
 std::string name_of(const GreedyRule& rule) {
@@ -82,7 +88,7 @@ std::vector<int32_t> order_by(const AllocInstance& instance, const GreedyRule& r
 }
 
 GreedyPacker::GreedyPacker(const AllocInstance& instance)
-    : in_(instance), shelf_(earliest(instance), latest(instance), instance.rects.size()) {}
+    : in_(instance), shelf_(earliest(instance), latest(instance), instance.rects.size(), mean_life(instance)) {}
 
 // Raised by one rect after another until none of them has to be.
 Bytes GreedyPacker::lowest_for(const AllocBlock& block) const {

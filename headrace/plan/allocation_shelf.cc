@@ -7,7 +7,9 @@ namespace {
 
 // Below so many buffers one list is as fast as slabs.
 constexpr size_t kSlabsPay = 2000;
-constexpr int64_t kSlabs = 32;
+// So many lists a buffer lies in on average at most, and so few buffers a slab is worth having for.
+constexpr double kListsABuffer = 8;
+constexpr size_t kBuffersASlab = 64;
 
 }  // namespace
 
@@ -112,10 +114,13 @@ void PlacedList::add(int32_t lower, int32_t upper, Bytes begin, Bytes end) {
   first_begin_[c] = chunk.begin[0];
 }
 
-Shelf::Shelf(int32_t lower, int32_t upper, size_t count) : lower_(lower) {
+Shelf::Shelf(int32_t lower, int32_t upper, size_t count, double mean_life) : lower_(lower) {
   if (count < kSlabsPay) return;
-  width_ = std::max<int64_t>(1, (int64_t{upper} - lower + kSlabs - 1) / kSlabs);
-  slabs_.resize(static_cast<size_t>(kSlabs));
+  const auto times = static_cast<double>(int64_t{upper} - lower);
+  const double most = std::min(static_cast<double>(count / kBuffersASlab), times);
+  const auto slabs = static_cast<int64_t>(std::clamp(kListsABuffer * times / mean_life, 1.0, most));
+  width_ = (int64_t{upper} - lower + slabs - 1) / slabs;
+  slabs_.resize(static_cast<size_t>(slabs));
 }
 
 void Shelf::clear() {

@@ -47,8 +47,8 @@ class PlacedList {
 
 class Shelf {
  public:
-  // Spans lie in [lower, upper); about `count` buffers will be added.
-  Shelf(int32_t lower, int32_t upper, size_t count);
+  // Spans lie in [lower, upper); `count` buffers will be added that live `mean_life` on average.
+  Shelf(int32_t lower, int32_t upper, size_t count, double mean_life);
   void clear();
   void add(int32_t lower, int32_t upper, Bytes begin, Bytes end);
   Bytes lowest(int32_t lower, int32_t upper, Bytes size, Bytes from) const {
