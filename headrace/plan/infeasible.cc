@@ -55,9 +55,9 @@ std::vector<int32_t> live_at(const Problem& p, int32_t position) {
 
 }  // namespace
 
-Need irreducible(const Problem& p) {
+std::vector<Bytes> least_by_position(const Problem& p) {
   const size_t n = static_cast<size_t>(p.size());
-  std::vector<Bytes> change(n + 1, 0);
+  std::vector<Bytes> change(n + 1, 0), least(n, 0);
   for (const Value& v : p.values) {
     if (v.touches.empty() && !v.persistent) continue;
     if (!can_leave(p, v)) {
@@ -71,12 +71,20 @@ Need irreducible(const Problem& p) {
       change[static_cast<size_t>(k) + 1] -= v.bytes;
     }
   }
-  Need need;
   Bytes held = p.fixed_bytes;
   for (size_t k = 0; k < n; ++k) {
     held += change[k];
-    if (need.position >= 0 && held + p.workspace[k] <= need.bytes) continue;
-    need.bytes = held + p.workspace[k];
+    least[k] = held + p.workspace[k];
+  }
+  return least;
+}
+
+Need irreducible(const Problem& p) {
+  const std::vector<Bytes> least = least_by_position(p);
+  Need need;
+  for (size_t k = 0; k < least.size(); ++k) {
+    if (need.position >= 0 && least[k] <= need.bytes) continue;
+    need.bytes = least[k];
     need.position = static_cast<int32_t>(k);
     need.workspace = p.workspace[k];
   }

@@ -17,6 +17,8 @@ struct Need {
   std::vector<int32_t> live;  // values, largest first
 };
 Need irreducible(const Problem& problem);
+// The same for each position.
+std::vector<Bytes> least_by_position(const Problem& problem);
 
 // The certificate. `least`: the least budget known to succeed, at least problem.request->budget + 1;
 // 0: none is known (then it is `need`).

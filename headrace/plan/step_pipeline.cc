@@ -119,6 +119,7 @@ void state_capacities(const Problem& problem, Program& program) {
 Status leave_room_locally(const Problem& p, const std::string& name, PlaceOptions options,
                           Portfolio& portfolio) {
   options.reserve.assign(static_cast<size_t>(p.size()), 0);
+  const std::vector<Bytes> needs = least_by_position(p);
   for (int round = 0; round < kLocalRounds; ++round) {
     HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
     if (!r.placed) return {};
@@ -128,9 +129,12 @@ Status leave_room_locally(const Problem& p, const std::string& name, PlaceOption
     }
     if (r.excess_tier != kDevice) return {};
     portfolio.count("rounds", 1);
-    for (int32_t k = r.worst_position - 1; k <= r.worst_position + 1; ++k) {
+    // Wider each time: what is in the way there may be bound to its place elsewhere.
+    for (int32_t k = r.worst_position - round - 1; k <= r.worst_position + round + 1; ++k) {
       if (k < 0 || k >= p.size()) continue;
-      options.reserve[static_cast<size_t>(k)] += std::min(r.excess, p.budget / 16);
+      Bytes& reserve = options.reserve[static_cast<size_t>(k)];
+      const Bytes most = std::max<Bytes>(0, p.budget - needs[static_cast<size_t>(k)]);
+      reserve = std::min(most, reserve + std::min(r.excess, p.budget / 16));
     }
   }
   return {};
