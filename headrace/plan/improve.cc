@@ -41,10 +41,20 @@ class Search {
       step((p_.size() <= kSmall ? kSmallTolerance : kTolerance) * left * left);
     }
     s_ = std::move(best_);
+    s_.begin();
     prune();
+    const Nanos pruned = evaluate();
+    if (pruned > best_ns_) {
+      s_.rollback();
+    } else {
+      s_.commit();
+      best_ns_ = pruned;
+    }
     const Bytes before = chunk_;
     chunk_ = best_chunk();
-    if (evaluate() > best_ns_) chunk_ = before;
+    const Nanos rechunked = evaluate();
+    if (rechunked > best_ns_) chunk_ = before;
+    best_ns_ = std::min(best_ns_, rechunked);
     return {std::move(s_), chunk_, best_ns_, work_};
   }
 

@@ -93,7 +93,7 @@ TEST(Placement, SchedulesOfRandomStepsAreValidAtEveryBudgetThatFits) {
       for (int percent = 95; percent >= 40; percent -= 11) {
         p.budget = peak * percent / 100;
         PlaceOptions options;
-        options.effort = 0.05;
+        options.effort = 0.02;
         const auto placed = place(p, options);
         ASSERT_TRUE(placed.ok()) << placed.status().message();
         fitted = placed->fits;
