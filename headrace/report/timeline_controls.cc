@@ -46,7 +46,7 @@ function showEvent(i) {
   const box = $('sel');
   box.replaceChildren();
   $('sel-title').textContent = eventText(i);
-  const list = [['time', timeText(E.begin[i], 3) + ' to ' + timeText(E.end[i], 3) + ', ' +
+  const list = [['time', atText(E.begin[i]) + ' to ' + atText(E.end[i]) + ', ' +
                          timeText(E.length[i]) + ' long'],
                 ['instruction', String(i)]];
   if (E.kind[i] === COMPUTE) list.unshift(['kernel', D.kernels[opKernel[E.subject[i]]]]);
@@ -134,7 +134,7 @@ function buildLegend() {
 function showCursor() {
   const t = S.cursor, c = TIERS[0];
   if (t === null) return;
-  $('cur-title').textContent = 'On the device at ' + timeText(t, 3);
+  $('cur-title').textContent = 'On the device at ' + atText(t);
   if (c) {
     const p = Math.max(0, lastBefore(c.n, t, i => c.times[i]));
     for (let k = 0; k < CLASSES; k++) {

@@ -139,6 +139,8 @@ function timeText(ns, digits) {
   return a < 1e3 ? ns.toFixed(0) + ' ns' : a < 1e6 ? f(ns / 1e3, 'us') :
          a < 1e9 ? f(ns / 1e6, 'ms') : f(ns / 1e9, 's');
 }
+// A point in time: to the microsecond, however late.
+const atText = ns => ns >= 1e9 ? (ns / 1e9).toFixed(6) + ' s' : timeText(ns, 3);
 const subject = i => E.kind[i] === COMPUTE ? D.ops[E.subject[i]] : D.tensors[E.subject[i]];
 function eventText(i) {
   if (E.kind[i] === COMPUTE) return subject(i) + (E.again[i] ? ' (again)' : '');
@@ -383,21 +385,21 @@ function eventColor(i) {
   if (E.kind[i] >= ENCODE) return colors.codec;
   return colors.classes[tensorClass[E.subject[i]]];
 }
-// Boxes that are at least a pixel and a half wide are drawn; of smaller ones a pixel shows the share
-// that they fill, in the colour of which there is most.
+// Boxes that are at least a pixel and a half wide are drawn; of smaller ones a pixel shows how much
+// of it they fill, divided among their colours.
 function boxes(list, y, h, from, to, color, text) {
   const shares = new Map();
   let pixel = -1;
   const flush = () => {
     if (pixel < 0 || !shares.size) return;
-    let sum = 0, most = 0, which = null;
-    for (const [k, v] of shares) {
-      sum += v;
-      if (v > most) most = v, which = k;
-    }
-    g.fillStyle = which;
+    let sum = 0, at = y;
+    for (const v of shares.values()) sum += v;
     g.globalAlpha = Math.min(1, .25 + .75 * sum);
-    g.fillRect(pixel, y, 1, h);
+    for (const [k, v] of shares) {
+      g.fillStyle = k;
+      g.fillRect(pixel, at, 1, h * v / sum);
+      at += h * v / sum;
+    }
     g.globalAlpha = 1;
     shares.clear();
   };
