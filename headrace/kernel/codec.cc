@@ -193,7 +193,8 @@ Result<std::unique_ptr<CodecScratch>> CodecScratch::create(int64_t elements) {
   } catch (const std::bad_alloc&) {
     return refused();
   }
-  // The library sizes its tables at the first frame of a size: here, so that no later call allocates.
+  // The library sizes its tables at the first frame of a size: here, so that no later call
+  // allocates.
   std::array<std::byte, 4096> sink;
   (void)ZSTD_compressCCtx(state->compress.get(), sink.data(), sink.size(), state->plane.data(),
                           state->plane.size(), kZstdLevel);

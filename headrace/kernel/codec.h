@@ -9,12 +9,12 @@
 //               frame (RFC 8878) where that is smaller than the plane
 //
 // What is not a usual number
-//   bf16        NaN stays NaN (made quiet, sign kept), infinities stay. Rounding is to nearest even,
-//               so magnitudes from 2^128 - 2^119 on become infinite. Numbers below 2^-126 keep an
-//               absolute error of at most 2^-134 rather than a relative one.
-//   int8_block  NaN and infinities are code -128 and decode to NaN: what has diverged stays visible;
-//               they do not count for m. A number x decodes to q m / 127, |x - it| <= m / 254 plus the
-//               rounding of an f32; the sign of zero is lost.
+//   bf16        NaN stays NaN (made quiet, sign kept), infinities stay. Rounding is to nearest
+//               even, so magnitudes from 2^128 - 2^119 on become infinite. Numbers below 2^-126
+//               keep an absolute error of at most 2^-134 rather than a relative one.
+//   int8_block  NaN and infinities are code -128 and decode to NaN: what has diverged stays
+//               visible; they do not count for m. A number x decodes to q m / 127, |x - it| <= m /
+//               254 plus the rounding of an f32; the sign of zero is lost.
 //   mask        NaN is not above zero.
 //   byte_plane  every bit pattern comes back.
 #pragma once

@@ -123,8 +123,9 @@ void synthetic_cpu(const OpContext& ctx) {
   }
   for (size_t j = 0; j < op.outputs.size(); ++j) {
     const uint64_t key = mix(digest + kOdd[1] * (j + 1));
-    write_words(ctx.pool, ctx.graph.at(op.outputs[j]), ctx.outputs[j],
-                [key](int64_t i, uint64_t) { return mix(key + kOdd[2] * static_cast<uint64_t>(i)); });
+    write_words(ctx.pool, ctx.graph.at(op.outputs[j]), ctx.outputs[j], [key](int64_t i, uint64_t) {
+      return mix(key + kOdd[2] * static_cast<uint64_t>(i));
+    });
   }
   for (size_t j = 0; j < op.updates.size(); ++j) {
     const uint64_t key = mix(digest + kOdd[3] * (j + 1));

@@ -18,11 +18,13 @@
 //   3. A transfer that fails is returned as its Status (object, offset, errno) with step, tensor
 //      and tier; every transfer in flight is waited for, and every later run returns that error.
 //   4. Same inputs, same outputs, bit for bit, whatever the timing of transfers.
-//   5. Instr.waits are obeyed exactly, and what they imply (program.h, "order"): a transfer that has
-//      to wait is queued on its stream and started by the executor's thread at the next instruction
-//      boundary, or while that thread waits anyway. Instructions of one stream end in their order.
-//   6. When run() of a Program that is not cyclic returns, all its Stores have ended; Loads of weights
-//      may go on into the next Program. Those of a cyclic one may go on into the next cycle.
+//   5. Instr.waits are obeyed exactly, and what they imply (program.h, "order"): a transfer that
+//      has to wait is queued on its stream and started by the executor's thread at the next
+//      instruction boundary, or while that thread waits anyway. Instructions of one stream end in
+//      their order.
+//   6. When run() of a Program that is not cyclic returns, all its Stores have ended; Loads of
+//      weights may go on into the next Program. Those of a cyclic one may go on into the next
+//      cycle.
 // Not thread-safe.
 #pragma once
 
@@ -80,8 +82,9 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   // Precondition: verify(program) is ok. Errors: kUnsupported, naming the op, when a kernel is
-  // missing, or naming tensor and tier when an extent has not the tier's alignment; kDoesNotFit when
-  // the arena or a CopyPlace is too small; kUsage when a tier that the Program uses was not given.
+  // missing, or naming tensor and tier when an extent has not the tier's alignment; kDoesNotFit
+  // when the arena or a CopyPlace is too small; kUsage when a tier that the Program uses was not
+  // given.
   Result<PreparedPtr> prepare(Program program);
   static const Program& program_of(const Prepared& prepared);
   // Memory that the executor holds for this Program's codecs.

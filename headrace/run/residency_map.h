@@ -18,16 +18,16 @@ class ResidencyMap {
  public:
   explicit ResidencyMap(const Program& program);
 
-  // Where bytes [begin, begin + bytes) of `tensor` in the form `codec` are in `tier` at `step`, in one
-  // piece; what begins at that step comes first. Not found: they are not.
+  // Where bytes [begin, begin + bytes) of `tensor` in the form `codec` are in `tier` at `step`, in
+  // one piece; what begins at that step comes first. Not found: they are not.
   Piece find(TensorId tensor, TierId tier, Codec codec, Bytes begin, Bytes bytes,
              int32_t step) const;
   // The workspace of `op` at `step`; null: none.
   const Residency* workspace(OpId op, int32_t step) const;
 
  private:
-  Piece at_distance(const std::vector<const Residency*>& list, TierId tier, Codec codec, Bytes begin,
-                    Bytes bytes, int32_t step, Bytes distance) const;
+  Piece at_distance(const std::vector<const Residency*>& list, TierId tier, Codec codec,
+                    Bytes begin, Bytes bytes, int32_t step, Bytes distance) const;
 
   const Program& p_;
   std::vector<std::vector<const Residency*>> by_tensor_;

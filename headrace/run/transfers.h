@@ -1,9 +1,9 @@
 // Internal to run/: the transfers of the Program that an executor is in, from issue to end.
 //
-// Each stream is a list of steps in the order issued: those given to their tier (flying), then those
-// that still wait (queued). A step leaves the list when it has ended, the oldest first, so that
-// whoever waits for a step has waited for all before it on its stream; only gathers of Programs
-// without Stores may end before older Loads, which they share no byte with.
+// Each stream is a list of steps in the order issued: those given to their tier (flying), then
+// those that still wait (queued). A step leaves the list when it has ended, the oldest first, so
+// that whoever waits for a step has waited for all before it on its stream; only gathers of
+// Programs without Stores may end before older Loads, which they share no byte with.
 #pragma once
 
 #include <vector>
@@ -76,7 +76,9 @@ class Transfers {
   };
 
   Flight& flight(int32_t step) { return flights_[static_cast<size_t>(step)]; }
-  Stream& stream_of(int32_t step) { return streams_[static_cast<size_t>(p_->transfer(step).stream)]; }
+  Stream& stream_of(int32_t step) {
+    return streams_[static_cast<size_t>(p_->transfer(step).stream)];
+  }
   // Waits mean what was issued before: not the execution of `w` in the cycle after.
   bool blocks(int32_t w, int32_t step) const {
     return !ended(w) && flights_[static_cast<size_t>(w)].serial <

@@ -37,7 +37,9 @@ inline RandomStep random_step(uint64_t seed, int ops, int states, int weights,
                               Bytes most = 24 * kKiB) {
   std::mt19937_64 random(seed);
   const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
-  const auto size = [&] { return 4 * (1 + static_cast<Bytes>(below(static_cast<size_t>(most / 4)))); };
+  const auto size = [&] {
+    return 4 * (1 + static_cast<Bytes>(below(static_cast<size_t>(most / 4))));
+  };
   RandomStep out;
   Graph g;
   g.name = "random" + std::to_string(seed);
@@ -58,7 +60,8 @@ inline RandomStep random_step(uint64_t seed, int ops, int states, int weights,
     op.name = "op" + std::to_string(k);
     op.workspace = below(3) == 0 ? kLine * static_cast<Bytes>(1 + below(40)) : 0;
     const auto read = [&](TensorId t) {
-      if (std::find(op.inputs.begin(), op.inputs.end(), t) == op.inputs.end()) op.inputs.push_back(t);
+      if (std::find(op.inputs.begin(), op.inputs.end(), t) == op.inputs.end())
+        op.inputs.push_back(t);
     };
     if (!made.empty()) read(made.back());
     const bool second_half = 2 * k >= ops;
@@ -381,12 +384,14 @@ class RandomProgram {
 
   bool can_recompute(TensorId t) const {
     const int32_t k = producer_[t.index()];
-    if (k < 0 || !g_.ops[static_cast<size_t>(k)].updates.empty() || changed_[t.index()]) return false;
+    if (k < 0 || !g_.ops[static_cast<size_t>(k)].updates.empty() || changed_[t.index()])
+      return false;
     for (TensorId in : g_.ops[static_cast<size_t>(k)].inputs) {
       const Role role = g_.at(in).role;
       if (changed_[in.index()] || role == Role::kState) return false;
       // Its inputs must still be known somewhere at the last time that it may be wanted.
-      if (role == Role::kActivation && last_touch_[in.index()] < last_touch_[t.index()]) return false;
+      if (role == Role::kActivation && last_touch_[in.index()] < last_touch_[t.index()])
+        return false;
     }
     return true;
   }

@@ -103,9 +103,9 @@ TEST(Steps, PartsOfTensorsThreeTiersRecomputeAndCodecsMixAtRandom) {
   EXPECT_GT(recomputes, 30);
 }
 
-// Transfers that are held back read and write late, and in another order: what does not wait for them
-// sees 0xFF, or is stored as it was later. (Megatron-LM 7398: a reload reads a buffer that is still
-// being written; torchtune 1867: a tensor is freed while it is copied.)
+// Transfers that are held back read and write late, and in another order: what does not wait for
+// them sees 0xFF, or is stored as it was later. (Megatron-LM 7398: a reload reads a buffer that is
+// still being written; torchtune 1867: a tensor is freed while it is copied.)
 TEST(Steps, DelayedAndReorderedTransfersChangeNothing) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     Ways ways;
@@ -149,8 +149,8 @@ TEST(Steps, AMissingWaitIsSeenUnderDelays) {
   EXPECT_NE(std::memcmp(out.data(), want.data(), want.size()), 0);
 }
 
-// Two transfers of one stream over the same bytes, the second listed without a wait for the first: the
-// order of the stream is enough, whatever the tier does.
+// Two transfers of one stream over the same bytes, the second listed without a wait for the first:
+// the order of the stream is enough, whatever the tier does.
 TEST(Steps, AStreamsOrderHoldsForBytesThatTwoOfItsTransfersShare) {
   Graph g;
   const TensorId a = test::add_tensor(g, "a", Role::kState, 4096);
@@ -297,7 +297,8 @@ TEST(Steps, ArenaAndTiersAreTouchedToTheLastPlannedLineAndNotBeyond) {
                 });
     rig.write_states();
     ASSERT_TRUE(rig.run().ok());
-    EXPECT_EQ(highest_touched(rig.arena->at(0, rig.arena->bytes()), std::byte{0xFF}), peak_bytes(p));
+    EXPECT_EQ(highest_touched(rig.arena->at(0, rig.arena->bytes()), std::byte{0xFF}),
+              peak_bytes(p));
     const std::vector<Bytes> copies = copy_bytes(p);
     Trace trace;
     const Trace predicted = simulate(p);

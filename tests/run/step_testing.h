@@ -113,7 +113,8 @@ struct StepRig {
   // Puts something around the tier numbered.
   using Wrap = std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>, size_t)>;
 
-  // Tier t (from 1) has object 0 = `file` where it is the source, and object 1 for the copies of `p`.
+  // Tier t (from 1) has object 0 = `file` where it is the source, and object 1 for the copies of
+  // `p`.
   StepRig(const Program& p, const std::vector<Kind>& kinds, const std::vector<std::byte>& file,
           ExecutorOptions options = {}, const Wrap& wrap = nullptr);
 
@@ -157,8 +158,8 @@ inline const std::string& scratch_folder() {
   return folder.path();
 }
 
-inline std::unique_ptr<Tier> open_kind(Kind kind, const std::vector<Bytes>& objects, ManualClock& clock,
-                                const TierInfo& info) {
+inline std::unique_ptr<Tier> open_kind(Kind kind, const std::vector<Bytes>& objects,
+                                       ManualClock& clock, const TierInfo& info) {
   const MappedOptions inline_copies{256, false};
   switch (kind) {
     case Kind::kHost: return std::move(open_host_tier(objects, inline_copies).value());
@@ -174,7 +175,8 @@ inline std::unique_ptr<Tier> open_kind(Kind kind, const std::vector<Bytes>& obje
       options.access = FileAccess::kScratch;
       options.scratch_bytes = *std::max_element(objects.begin(), objects.end());
       options.register_buffers = false;
-      auto tier = open_file_tier({scratch_folder() + "/a", scratch_folder() + "/b"}, nullptr, options);
+      auto tier =
+          open_file_tier({scratch_folder() + "/a", scratch_folder() + "/b"}, nullptr, options);
       EXPECT_TRUE(tier.ok()) << tier.status().message();
       return std::move(*tier);
     }
