@@ -57,15 +57,16 @@ constexpr int64_t kImproveWork = 30'000;
 // All orders, then the better ones improved. Each step is the same whatever `enough` is: a larger
 // capacity only ends it earlier.
 void greedy(const AllocInstance& in, Bytes enough, int64_t work, Best& best) {
+  best.offer(plan::pack_skyline(in), "skyline, longest lives first");
   plan::GreedyPacker packer(in);
+  packer.limit_work(work);
   plan::GreedyRule winner;
   const auto done = [&] {
-    return best.packing.found() && (best.packing.height <= enough || packer.work() > work);
+    return best.packing.height <= enough || packer.work() > work;
   };
   for (const plan::GreedyRule& rule : portfolio()) {
     if (done()) return;
-    const Bytes most = best.packing.found() ? best.packing.height - 1 : INT64_MAX;
-    Packing packing = packer.pack(plan::order_by(in, rule), rule.fit, most);
+    Packing packing = packer.pack(plan::order_by(in, rule), rule.fit, best.packing.height - 1);
     if (packing.found()) winner = rule;
     best.offer(std::move(packing), name_of(rule));
   }

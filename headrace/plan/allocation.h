@@ -42,8 +42,8 @@ struct AllocOptions {
   // Problems of more than 4,000 blocks, or with blocks of several buffers, are not searched;
   // `method` says so.
   int64_t search_nodes = 0;
-  // How much the heuristics may cost, in placed buffers looked at (about 0.5 ns each). The first
-  // order is always packed to its end.
+  // How much the heuristics may cost, in placed buffers looked at (about 1 ns each). One quick
+  // order (O(n log n)) is always packed to its end.
   int64_t greedy_work = 1'000'000'000;
 };
 

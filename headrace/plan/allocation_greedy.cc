@@ -20,6 +20,8 @@ const char* name_of(Ties ties) {
   return "";
 }
 
+constexpr size_t kBlocksACount = 1024;
+
 struct SortKey {
   double key = 0;
   double tie = 0;
@@ -109,6 +111,11 @@ Packing GreedyPacker::pack(const std::vector<int32_t>& order, Fit fit, Bytes mos
   Packing packing;
   packing.offsets.resize(in_.blocks.size());
   for (size_t k = 0; k < order.size(); ++k) {
+    // Counting costs a pass over the slabs: not for every block.
+    if (k % kBlocksACount == 0 && work() > most_work_) {
+      if (stopped_at != nullptr) *stopped_at = 0;
+      return Packing();
+    }
     const int32_t index = order[k];
     const AllocBlock& block = in_.blocks[static_cast<size_t>(index)];
     const AllocRect& only = in_.rects[static_cast<size_t>(block.first)];

@@ -33,9 +33,11 @@ class GreedyPacker {
  public:
   explicit GreedyPacker(const AllocInstance& instance);
   // Places the blocks of `order` one after another. Nothing is found when a block would end above
-  // `most`; `stopped_at` (may be null) then says at which position of `order`.
+  // `most`, or when work() passes the limit; `stopped_at` (may be null) then says at which position
+  // of `order`.
   Packing pack(const std::vector<int32_t>& order, Fit fit, Bytes most,
                size_t* stopped_at = nullptr);
+  void limit_work(int64_t most) { most_work_ = most; }
   // Placed buffers looked at so far: the measure of effort.
   int64_t work() const { return shelf_.work(); }
 
@@ -44,7 +46,11 @@ class GreedyPacker {
 
   const AllocInstance& in_;
   Shelf shelf_;
+  int64_t most_work_ = INT64_MAX;
 };
+
+// Each block on top of all that is alive with it, longest lives first: quick, whatever the size.
+Packing pack_skyline(const AllocInstance& instance);
 
 // Squeaky wheel (D. Joslin, D. Clements, "Squeaky Wheel Optimization", JAIR 10, 1999): what did not
 // fit below the best height so far moves towards the front of the order, again and again, until
