@@ -83,6 +83,7 @@ class Builder {
       p_.values.push_back(std::move(v));
     }
     rerun_.assign(p_.values.size(), true);
+    whole_at_.assign(p_.values.size(), kNone);
     return {};
   }
 
@@ -122,6 +123,7 @@ class Builder {
         p_.births.back().push_back(v);
       }
       if (!first || !may_rerun) rerun_[static_cast<size_t>(v)] = false;
+      if (!first) whole_at_[static_cast<size_t>(v)] = k;
       write(v, k);
     }
     return {};
@@ -146,6 +148,16 @@ class Builder {
     const int32_t last = p_.size() - 1;
     if (role == Role::kOutput && !v.touches.empty() && v.touches.back() != last) {
       v.touches.push_back(last);
+    }
+    // What several ops write column by column is no value before the last of them: it stays.
+    const int32_t whole_at = whole_at_[static_cast<size_t>(&v - p_.values.data())];
+    if (whole_at != kNone && v.producer >= 0) {
+      std::vector<int32_t> touches;
+      for (int32_t k = v.producer; k <= whole_at; ++k) touches.push_back(k);
+      for (int32_t k : v.touches) {
+        if (k > whole_at) touches.push_back(k);
+      }
+      v.touches = std::move(touches);
     }
     // Rows that the step's tokens name are gathered once, at the begin, and stay: no gaps.
     if (role == Role::kGathered && !v.touches.empty()) {
@@ -177,6 +189,7 @@ class Builder {
   const Graph& g_;
   Problem p_;
   std::vector<bool> rerun_;  // by value: written once, by an op that may run again
+  std::vector<int32_t> whole_at_;  // by value: the last of several ops that write it
 };
 
 Status check_rule(const Workload& w, const Machine& machine, const PlacementRule& rule) {

@@ -70,6 +70,7 @@ std::vector<OpId> program_order(const Graph& graph);
 //   kConstant  no value, held throughout (fixed_bytes)
 //   kGathered  touched at all positions up to its last use: gathered at the begin, never moved
 //   kOutput    touched by the last position too, and held from there to the exit
+//   tiles      a value that several ops write is touched by all positions between them
 //   kWeight    home is the source tier; not cyclic: whether it is on the device at entry is the plan's
 //              choice
 Result<Problem> make_problem(const StepRequest& request, const std::vector<OpId>& order);

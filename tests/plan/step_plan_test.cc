@@ -21,7 +21,7 @@ Bytes kept_peak(const StepRequest& r) {
 
 TEST(StepPlan, RandomStepsVerifyFitAndAreNoSlowerThanAnyPolicy) {
   int plans = 0, refusals = 0;
-  for (uint32_t seed = 0; seed < 24; ++seed) {
+  for (uint32_t seed = 0; seed < 12; ++seed) {
     test::StepBuilder b = test::random_step(10 + static_cast<int>(seed), seed);
     b.w.cyclic = seed % 4 == 0;
     const auto workload = b.finish();
@@ -64,7 +64,7 @@ TEST(StepPlan, RandomStepsVerifyFitAndAreNoSlowerThanAnyPolicy) {
       }
     }
   }
-  EXPECT_GT(plans, 40);
+  EXPECT_GT(plans, 20);
   EXPECT_GT(refusals, 0);
 }
 
