@@ -64,7 +64,8 @@ def height_of(problem, solution):
 
 
 def ours(a, path, out, capacity=None):
-    command = [a.headrace, "offsets", str(path), "--json", "-o", out]
+    command = [a.headrace, "offsets", str(path), "--json", "-o", out,
+               "--nodes", str(a.nodes)]
     if capacity is not None:
         command += ["--capacity", str(capacity)]
     seconds, code, text = cpu_seconds(command, a.timeout)
@@ -154,7 +155,7 @@ def random_problem(seed):
 def random_set(a):
     good = {"short": 0, "long": 0, "nested": 0}
     total = dict(good)
-    worst, seconds = 1.0, []
+    worst, seconds, late = 1.0, [], 0
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(a.count):
             kind, buffers = random_problem(seed)
@@ -165,6 +166,9 @@ def random_set(a):
             s, r = ours(a, path, f"{folder}/o.csv")
             seconds.append(s)
             total[kind] += 1
+            if r is None:
+                late += 1
+                continue
             ratio = r["height"] / r["load"]
             worst = max(worst, ratio)
             good[kind] += r["optimal"] or ratio <= 1.005
@@ -172,6 +176,8 @@ def random_set(a):
     rows += [f"| {k} | {total[k]} | {good[k]} |" for k in total]
     rows.append(f"| all | {a.count} | {sum(good.values())} |")
     rows.append("")
+    rows.append(f"{late} did not end in {a.timeout} CPU seconds (counted as failed). At most "
+                f"{a.nodes} nodes of search.")
     rows.append(f"Worst height {worst:.4f} x load; CPU seconds: median "
                 f"{statistics.median(seconds):.2f}, most {max(seconds):.2f}.")
     return rows
@@ -186,6 +192,7 @@ def main():
     p.add_argument("--data")
     p.add_argument("--count", type=int, default=1000)
     p.add_argument("--repetitions", type=int, default=3)
+    p.add_argument("--nodes", type=int, default=20000000, help="of our search")
     p.add_argument("--timeout", type=int, default=20, help="CPU seconds of one run")
     p.add_argument("-o", dest="output")
     a = p.parse_args()
@@ -204,7 +211,7 @@ def main():
              "- One core, CPU seconds of the whole process, medians of "
              f"{a.repetitions if a.what != 'random' else 1}",
              f"- Commit {commit}, {datetime.datetime.now().isoformat(timespec='seconds')}",
-             f"- Command: `bench/allocation/run.py {a.what}`"]
+             f"- Command: `bench/allocation/run.py {' '.join(sys.argv[1:2])} --nodes {a.nodes}`"]
     text = f"# offsets: {a.what}\n\n" + "\n".join(rows) + "\n"
     print(text)
     if a.output:
