@@ -178,6 +178,7 @@ class OnDemand {
       r.schedule.at_entry.assign(p_.values.size(), true);
       return r;
     }
+    find_last_needs();
     find_regenerable();
     choose_checkpoints();
     enter();
@@ -285,25 +286,41 @@ class OnDemand {
 
   Bytes missing_bytes(int32_t k) const {
     Bytes bytes = p_.workspace[static_cast<size_t>(k)] + p_.fixed_bytes;
-    for (int32_t v : p_.reads[static_cast<size_t>(k)]) {
+    for (int32_t v : needs(k)) {
       if (!here_[static_cast<size_t>(v)]) bytes += value(v).bytes;
     }
     for (int32_t v : p_.births[static_cast<size_t>(k)]) bytes += value(v).bytes;
     return bytes;
   }
 
+  // What must be there before the op of k: what it reads; at the last, the outputs of the step too.
+  const std::vector<int32_t>& needs(int32_t k) const {
+    return k + 1 < p_.size() ? p_.reads[static_cast<size_t>(k)] : last_needs_;
+  }
+  void find_last_needs() {
+    const int32_t last = p_.size() - 1;
+    if (last < 0) return;
+    last_needs_ = p_.reads[static_cast<size_t>(last)];
+    for (size_t v = 0; v < p_.values.size(); ++v) {
+      const int32_t id = static_cast<int32_t>(v);
+      const bool read = std::count(last_needs_.begin(), last_needs_.end(), id) > 0;
+      const bool born = p_.values[v].producer < 0 || p_.values[v].producer == last;
+      if (is_output(id) && !read && !born) last_needs_.push_back(id);
+    }
+  }
+
   void step(int32_t k) {
     const size_t i = static_cast<size_t>(k);
     touched_.clear();
-    touched_.insert(p_.reads[i].begin(), p_.reads[i].end());
+    touched_.insert(needs(k).begin(), needs(k).end());
     if (moves()) make_room(k);
-    for (int32_t v : p_.reads[i]) bring(v, k);
+    for (int32_t v : needs(k)) bring(v, k);
     for (int32_t v : p_.births[i]) appear(v);
     for (TensorId t : p_.graph->at(p_.order[i]).updates) spoil(p_.value_of[t.index()]);
     for (TensorId t : p_.graph->at(p_.order[i]).outputs) {
       if (p_.value_of[t.index()] >= 0) spoil(p_.value_of[t.index()]);
     }
-    for (const auto* list : {&p_.reads[i], &p_.births[i]}) {
+    for (const auto* list : {&needs(k), &p_.births[i]}) {
       for (int32_t v : *list) after_touch(v, k);
     }
   }
@@ -362,23 +379,32 @@ class OnDemand {
 
   // May the policy give it up for its op to run again?
   bool forgets(int32_t v) const {
-    return !moves() && regenerable_[static_cast<size_t>(v)] &&
+    return !moves() && regenerable_[static_cast<size_t>(v)] && !is_output(v) &&
            !checkpoint_[static_cast<size_t>(v)];
   }
 
-  // Values that can be brought back at any later time: what their ops read is never written again,
-  // and is persistent or can itself be brought back.
+  // The last position before which what op `k` read from `u` can still be had: it is as it was until
+  // it is written again, and there until its last touch, or for as long as its own op can run again.
+  int32_t readable_until(int32_t u, int32_t k) const {
+    const auto& writes = value(u).writes;
+    const auto rewritten = std::upper_bound(writes.begin(), writes.end(), k);
+    const int32_t same = rewritten == writes.end() ? p_.size() : *rewritten;
+    if (held_to_end(u)) return same;
+    return std::min(same, std::max(until_[static_cast<size_t>(u)], value(u).touches.back()));
+  }
+
+  // Values that can be brought back whenever they are touched again. Weights are written by the end
+  // of a training step: until then what was computed from them can be computed again.
   void find_regenerable() {
     regenerable_.assign(p_.values.size(), false);
+    until_.assign(p_.values.size(), -1);
     for (int32_t k = 0; k < p_.size(); ++k) {
+      int32_t until = p_.size();
+      for (int32_t u : p_.reads[static_cast<size_t>(k)]) until = std::min(until, readable_until(u, k));
       for (int32_t v : p_.births[static_cast<size_t>(k)]) {
-        bool able = value(v).can_recompute;
-        for (int32_t u : p_.reads[static_cast<size_t>(k)]) {
-          const auto& writes = value(u).writes;
-          const bool same = writes.empty() || writes.back() <= k;
-          able = able && same && (value(u).persistent || regenerable_[static_cast<size_t>(u)]);
-        }
-        regenerable_[static_cast<size_t>(v)] = able;
+        if (!value(v).can_recompute) continue;
+        until_[static_cast<size_t>(v)] = until;
+        regenerable_[static_cast<size_t>(v)] = value(v).touches.back() <= until;
       }
     }
   }
@@ -409,11 +435,11 @@ class OnDemand {
     return p_.graph->at(value(v).tensor).role == Role::kOutput;
   }
 
-  // What must be on the device at exit is loaded, what a cycle begins without is dropped.
+  // What a cycle finds on the device is loaded for the next, what it begins without is dropped.
   void exit() {
     for (size_t i = 0; i < p_.values.size(); ++i) {
       const int32_t v = static_cast<int32_t>(i);
-      const bool wanted = (p_.cyclic && s_.at_entry[i]) || (is_output(v) && value(v).producer >= 0);
+      const bool wanted = p_.cyclic && s_.at_entry[i];
       if (wanted && !here_[i] && copy_[i].valid()) push(ActionKind::kLoad, p_.size(), v, copy_[i]);
       if (p_.cyclic && value(v).persistent && !s_.at_entry[i] && here_[i]) evict(v, p_.size());
     }
@@ -426,10 +452,12 @@ class OnDemand {
   std::vector<TierId> copy_;        // by value: where a valid copy is
   std::vector<size_t> next_;        // by value: index of its next touch
   std::vector<bool> checkpoint_;    // by value: kept
-  std::vector<bool> regenerable_;   // by value
+  std::vector<bool> regenerable_;   // by value: its op can run again before any of its touches
+  std::vector<int32_t> until_;      // by value: its op can run again before this position; -1: never
   std::set<std::pair<int32_t, int32_t>> idle_;  // (-next touch, value); may be out of date
   std::set<int32_t> touched_;       // by the position at hand
   std::vector<int32_t> brought_;
+  std::vector<int32_t> last_needs_;  // at the last position
   Bytes bytes_ = 0;                 // on the device, constants apart
   int64_t reruns_ = 0;
   std::string failure_;

@@ -25,6 +25,7 @@ class Builder {
     HR_TRY(check_order());
     HR_TRY(number_values());
     for (int32_t k = 0; k < p_.size(); ++k) HR_TRY(visit(k));
+    for (int32_t k = 0; k < p_.size(); ++k) bind_siblings(k);
     for (size_t v = 0; v < p_.values.size(); ++v) finish(p_.values[v]);
     HR_TRY(attach_rules());
     return std::move(p_);
@@ -139,6 +140,21 @@ class Builder {
   void write(int32_t v, int32_t k) {
     auto& writes = p_.values[static_cast<size_t>(v)].writes;
     if (writes.empty() || writes.back() != k) writes.push_back(k);
+  }
+
+  // An op that runs again writes all of its outputs: none of them may have changed since.
+  void bind_siblings(int32_t k) {
+    const std::vector<TensorId>& outputs = g_.at(p_.order[static_cast<size_t>(k)]).outputs;
+    const auto once = [&](TensorId t) {
+      const int32_t v = p_.value_of[t.index()];
+      return v == kNone || (rerun_[static_cast<size_t>(v)] &&
+                            !p_.values[static_cast<size_t>(v)].persistent);
+    };
+    if (std::all_of(outputs.begin(), outputs.end(), once)) return;
+    for (TensorId t : outputs) {
+      const int32_t v = p_.value_of[t.index()];
+      if (v != kNone) rerun_[static_cast<size_t>(v)] = false;
+    }
   }
 
   void finish(Value& v) {
