@@ -60,8 +60,10 @@ class PieceBuilder {
       while (first + 1 < n && s_.span(v, first).after < value.writes.back()) ++first;
     }
     for (int32_t i = first; i < n; ++i) visit(v, i);
+    // Of the copies made in the cycle before, the one that stands for the value in between is left.
+    std::erase_if(copies_, [&](const Copy& c) { return first > 0 && c.tier != around.tier; });
     for (Copy& c : copies_) {
-      c.piece = kNone;  // made in the cycle before
+      c.piece = kNone;
       c.since = 0;
     }
     for (int32_t i = 0; i < first; ++i) visit(v, i);
@@ -71,10 +73,12 @@ class PieceBuilder {
   // and after the last time that they came back.
   int32_t release(int32_t v, int32_t gap, int32_t since) const {
     const ValueState& state = s_.value(v);
+    const bool cyclic = p_.cyclic && p_.values[at(v)].persistent;
     for (int32_t i = gap - 1; i >= 0; --i) {
       const int32_t touch = state.touches[at(i)].position;
       if (touch < since) return since;
-      if (state.gaps[at(i)].way != Way::kKeep) return touch + 1;
+      const Gap& before = i == 0 && cyclic ? state.gaps.back() : state.gaps[at(i)];
+      if (before.way != Way::kKeep) return touch + 1;
     }
     return since;
   }
