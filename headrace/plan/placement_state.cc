@@ -36,6 +36,9 @@ State::State(const Problem& problem, const PlaceOptions& options)
       extra_bytes_(at(problem.size()), 0),
       birth_bytes_(at(problem.size()), 0),
       planned_(touched_bytes(problem, options.reserve)),
+      dirty_(at(problem.size()), false),
+      value_stamp_(problem.values.size(), 0),
+      op_stamp_(at(problem.size()), 0),
       save_mark_(problem.values.size(), -1),
       recompute_(options.recompute && problem.request->recompute) {
   const std::vector<TierInfo>& tiers = problem.machine->tiers;
@@ -234,10 +237,10 @@ void State::rollback() {
   for (; saved_.size() > mark.saved; saved_.pop_back()) {
     values_[at(saved_.back().value)] = std::move(saved_.back().state);
   }
-  const std::vector<int32_t> positions(
-      recounted_.begin() + static_cast<std::ptrdiff_t>(mark.recounted), recounted_.end());
-  for (int32_t k : positions) recount(k);
-  recounted_.resize(mark.recounted);
+  for (; recounted_.size() > mark.recounted; recounted_.pop_back()) {
+    const Recounted& r = recounted_.back();
+    put_extra(r.position, r.extra_ns, r.extra_bytes);
+  }
   commit();
 }
 
@@ -253,10 +256,12 @@ void State::set(int32_t v, int32_t gap, const Gap& way) {
   const Codec old = values_[at(v)].gaps[at(gap)].codec;
   values_[at(v)].gaps[at(gap)] = way;
   charge(v, gap, 1);
-  if (old == way.codec) return;
-  const Span s = span(v, gap);
-  recount(s.after + 1);
-  recount(s.before);
+  if (old != way.codec) {
+    const Span s = span(v, gap);
+    recount(s.after + 1);
+    recount(s.before);
+  }
+  settle();
 }
 
 Bytes State::passing(int32_t v, int32_t position) const {
@@ -276,39 +281,61 @@ Bytes State::passing(int32_t v, int32_t position) const {
   return back && next.moved <= from.moved ? next.moved : 0;
 }
 
-// The time and the bytes of what runs again before position k; undone by counting again. The op of the
-// position needs its bytes only after that.
+void State::put_extra(int32_t k, Nanos ns, Bytes bytes) {
+  extra_total_ += ns - extra_ns_[at(k)];
+  extra_ns_[at(k)] = ns;
+  planned_.add(k, k, bytes - extra_bytes_[at(k)]);
+  extra_bytes_[at(k)] = bytes;
+}
+
 void State::recount(int32_t k) {
-  if (k >= p_->size()) return;
-  if (!open_.empty()) recounted_.push_back(k);
+  if (k >= p_->size() || dirty_[at(k)]) return;
+  dirty_[at(k)] = true;
+  to_count_.push_back(k);
+}
+
+// One change asks for the same positions again and again, and a position may have hundreds of ops that
+// run again: each is counted once, at the end of the change.
+void State::settle() {
+  for (size_t i = 0; i < to_count_.size(); ++i) {
+    dirty_[at(to_count_[i])] = false;
+    count(to_count_[i]);
+  }
+  to_count_.clear();
+}
+
+// The time and the bytes of what runs again before position k. The op of the position needs its bytes
+// only after that.
+void State::count(int32_t k) {
   Nanos ns = 0;
   Bytes pulse = 0, passes = 0;
   const std::vector<int32_t>& list = reruns_[at(k)];
-  counted_.clear();
-  for (size_t i = 0; i < list.size(); ++i) {
-    counted_.push_back(list[i]);
-    const int32_t op = p_->values[at(list[i])].producer;
-    counted_.insert(counted_.end(), p_->reads[at(op)].begin(), p_->reads[at(op)].end());
-    bool seen = false;
-    for (size_t j = 0; j < i && !seen; ++j) seen = p_->values[at(list[j])].producer == op;
-    if (seen) continue;
+  const int32_t ran = ++stamp_;  // values that run again
+  for (int32_t v : list) value_stamp_[at(v)] = ran;
+  for (int32_t v : list) {
+    const int32_t op = p_->values[at(v)].producer;
+    if (op_stamp_[at(op)] == ran) continue;
+    op_stamp_[at(op)] = ran;
     ns += p_->cost[at(op)];
     Bytes transient = p_->workspace[at(op)];
     for (int32_t other : p_->births[at(op)]) {
-      if (std::find(list.begin(), list.end(), other) == list.end()) {
-        transient += p_->values[at(other)].bytes;
-      }
+      if (value_stamp_[at(other)] != ran) transient += p_->values[at(other)].bytes;
     }
     pulse = std::max(pulse, transient);
   }
-  std::sort(counted_.begin(), counted_.end());
-  counted_.erase(std::unique(counted_.begin(), counted_.end()), counted_.end());
-  for (int32_t v : counted_) passes += passing(v, k);
+  const int32_t seen = ++stamp_;
+  const auto pass = [&](int32_t v) {
+    if (value_stamp_[at(v)] == seen) return;
+    value_stamp_[at(v)] = seen;
+    passes += passing(v, k);
+  };
+  for (int32_t v : list) {
+    pass(v);
+    for (int32_t input : p_->reads[at(p_->values[at(v)].producer)]) pass(input);
+  }
   const Bytes extra = list.empty() ? 0 : std::max(pulse - op_bytes(k), -passes);
-  extra_total_ += ns - extra_ns_[at(k)];
-  extra_ns_[at(k)] = ns;
-  planned_.add(k, k, extra - extra_bytes_[at(k)]);
-  extra_bytes_[at(k)] = extra;
+  if (!open_.empty()) recounted_.push_back({k, extra_ns_[at(k)], extra_bytes_[at(k)]});
+  put_extra(k, ns, extra);
 }
 
 void State::add_rerun(int32_t v, int32_t position) {
@@ -436,6 +463,7 @@ bool State::try_rerun(int32_t v, int32_t gap, double ns_per_byte) {
   save(v);
   set(v, gap, Gap{});
   const bool done = rerun(v, index_of(v, before), ns_per_byte, 0);
+  settle();
   if (done) {
     commit();
   } else {

@@ -127,12 +127,21 @@ class State {
     bool added;
   };
 
+  struct Recounted {  // a position's counts before
+    int32_t position;
+    Nanos extra_ns;
+    Bytes extra_bytes;
+  };
+
   void save(int32_t v);
   void add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier = 0);
   void charge(int32_t v, int32_t gap, int sign);
   void add_rerun(int32_t v, int32_t position);
   void remove_rerun(int32_t v, int32_t position);
   void recount(int32_t position);
+  void settle();
+  void count(int32_t position);
+  void put_extra(int32_t position, Nanos ns, Bytes bytes);
   void unrerun(int32_t v, int32_t gap);
   void split(int32_t v, int32_t gap, int32_t position);
   void remove_demand(int32_t v, int32_t position);
@@ -157,8 +166,11 @@ class State {
   std::vector<Saved> saved_;
   std::vector<Added> added_;
   std::vector<Rerun> rerun_log_;
-  std::vector<int32_t> recounted_;
-  std::vector<int32_t> counted_;              // scratch of recount()
+  std::vector<Recounted> recounted_;
+  std::vector<int32_t> to_count_;             // positions whose count is no longer right
+  std::vector<bool> dirty_;                   // by position: it is among them
+  std::vector<int32_t> value_stamp_, op_stamp_;  // scratch of count()
+  int32_t stamp_ = 0;
   std::vector<int32_t> save_mark_;            // by value: the transaction that saved it
   struct Mark {
     size_t saved, added, reruns, recounted;
