@@ -187,7 +187,7 @@ void add_bench(CLI::App& app, Action* action) {
       ->capture_default_str();
   plan->add_option("--machine", o->machine, "Name of a profile")->capture_default_str();
   plan->add_option("--budget-part", o->part, "Of the memory that keeping everything takes")
-      ->check(CLI::Range(0.01, 1.0))
+      ->check(number_between(0.01, 1))
       ->capture_default_str();
   plan->add_flag("--json", o->json, "As JSON");
   plan->callback([o, action] { *action = [o] { return bench_plan(*o); }; });

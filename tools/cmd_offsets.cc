@@ -161,12 +161,12 @@ void add_offsets(CLI::App& app, Action* action) {
       ->required();
   verb->add_option("--capacity", o->capacity,
                    "Bytes of the arena; without it, as few as can be found")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, INT64_MAX));
   verb->add_option("-o,--output", o->output, "CSV to write: id,lower,upper,size,offset");
   verb->add_option("--alignment", o->alignment, "Of every offset, in bytes")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, INT64_MAX));
   verb->add_option("--nodes", o->nodes, "Most nodes of exact search; 0: heuristics alone")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, INT64_MAX));
   verb->add_flag("--json", o->json, "As JSON");
   verb->callback([o, action] { *action = [o] { return offsets(*o); }; });
 }

@@ -121,8 +121,12 @@ Status plan(const PlanOptions& o, const CLI::App& verb) {
     return error(Code::kBadFile, "%s is %s; this wants a model, a workload, a step config or a "
                  "graph", o.budget.model.c_str(), kind_text(kind));
   }
+  if (kind == FileKind::kUnknown) {
+    return error(Code::kBadFile, "%s is %s: a model is a GGUF file or a Hugging Face folder; a step "
+                 "is JSON with \"step\", \"headrace_workload\" or \"kernels\", or a graph",
+                 o.budget.model.c_str(), text.empty() ? "empty" : kind_text(kind));
+  }
   HR_TRY(check_options(o, step ? kind : FileKind::kModel, verb));
-  // What is unknown goes to the model reader, which says what a model would look like.
   return step ? plan_step_file(o, kind, text) : plan_model(o);
 }
 

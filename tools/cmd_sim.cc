@@ -165,7 +165,7 @@ void add_sim(CLI::App& app, Action* action) {
                    "Machine file or name of a profile, for the rates of links (default: those it "
                    "was planned for)");
   verb->add_option("--noise", o->noise, "Spread of compute times: 0.25 is 25 % either way")
-      ->check(CLI::Range(0.0, 0.999))
+      ->check(number_between(0, 0.999))
       ->capture_default_str();
   verb->add_option("--seed", o->seed, "Of the noise")->capture_default_str();
   verb->add_option("--runs", o->repeats, "Runs, each with the next seed")

@@ -98,6 +98,17 @@ int default_threads() {
   return static_cast<int>(std::max<size_t>(1, allowed_cpus().size()));
 }
 
+CLI::Validator number_between(double least, double most) {
+  const std::string range = text_of("%g to %g", least, most);
+  return CLI::Validator(
+      [=](const std::string& text) {
+        double x = 0;
+        if (CLI::detail::lexical_cast(text, x) && x >= least && x <= most) return std::string();
+        return "'" + text + "' is not a number from " + range;
+      },
+      range);
+}
+
 std::string cached_machine_path() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
   if (cache != nullptr && cache[0] == '/')

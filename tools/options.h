@@ -33,6 +33,9 @@ constexpr std::string_view kMeasured = "measured ";
 Result<Setup> read_setup(const BudgetOptions& options);
 
 int default_threads();
+
+// Of an option: a number from `least` to `most`; unlike CLI::Range it refuses NaN.
+CLI::Validator number_between(double least, double most);
 // Where `probe` writes and the other verbs look: $XDG_CACHE_HOME/headrace/machine.json,
 // else ~/.cache/headrace/machine.json; empty when there is no home folder.
 std::string cached_machine_path();

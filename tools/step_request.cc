@@ -9,6 +9,9 @@
 #include <filesystem>
 
 #include "headrace/base/system_memory.h"
+#include "headrace/cost/predictor.h"
+#include "headrace/report/text_style.h"
+#include "tools/console.h"
 #include "tools/options.h"
 #include "tools/quick_probe.h"
 
@@ -54,6 +57,10 @@ Status add_tier(const std::string& text, Machine* machine) {
   tier.group = -1;
   const auto same = std::find_if(machine->tiers.begin(), machine->tiers.end(),
                                  [&](const TierInfo& t) { return t.name == name; });
+  if (same == machine->tiers.begin()) {
+    return error(Code::kUsage, "--tier %s: that is the device, whose room --memory gives; choose "
+                 "another name", name.c_str());
+  }
   if (same != machine->tiers.end()) {
     same->capacity = capacity;
     return {};
@@ -89,6 +96,17 @@ Status read_memory(const std::string& text, const Machine& machine, StepSetup* s
   return {};
 }
 
+// A file that states no workspace at all says nothing about them: what the machine has learned counts.
+void fill_unstated_workspaces(const Machine& machine, Graph* graph) {
+  for (const Op& op : graph->ops)
+    if (op.workspace != 0) return;
+  const int64_t filled = fill_workspaces(machine, graph);
+  if (filled > 0) {
+    notice("the file states no workspaces: those of %s ops are what '%s' has learned",
+           grouped(filled).c_str(), machine.name.c_str());
+  }
+}
+
 }  // namespace
 
 void add_step_options(CLI::App& verb, StepOptions* o) {
@@ -117,6 +135,7 @@ Status read_step_setup(const std::string& path, FileKind kind, const std::string
   HR_TRY(verify(setup->machine).within("--machine"));
   HR_TRY(read_memory(memory, setup->machine, setup));
   HR_ASSIGN(Workload workload, read_workload(path, kind, text));
+  fill_unstated_workspaces(setup->machine, &workload.graph);
   setup->name = workload.graph.name.empty() ? std::filesystem::path(path).filename().string()
                                             : workload.graph.name;
   setup->workload = std::make_shared<const Workload>(std::move(workload));

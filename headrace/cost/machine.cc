@@ -187,7 +187,7 @@ Result<Machine> machine_from_json(std::string_view source) {
   try {
     HR_TRY(read_machine(j, m));
   } catch (const Json::exception& e) {
-    return error(Code::kBadFile, "machine file: %s", e.what());
+    return error(Code::kBadFile, "machine file: %s (`headrace probe` writes one)", e.what());
   }
   HR_TRY(verify(m));
   return m;

@@ -217,8 +217,12 @@ Result<StepConfig> step_preset(std::string_view name) {
 }
 
 Result<StepConfig> parse_step_config(std::string_view json) {
-  const Json document = Json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
-  if (document.is_discarded()) return error(Code::kBadFile, "not valid JSON");
+  Json document;
+  try {
+    document = Json::parse(json.begin(), json.end());
+  } catch (const Json::exception& e) {
+    return error(Code::kBadFile, "not valid JSON: %s", printable(e.what()).c_str());
+  }
   const JsonFields f(document, "the step config");
   HR_TRY(f.only({"step", "comment"}));
   if (f.find("step") == nullptr) return f.bad("step", "is missing");
