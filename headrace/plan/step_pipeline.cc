@@ -38,7 +38,18 @@ void Portfolio::offer(Candidate candidate) {
   } else if (!same->fits || now.predicted_ns < same->predicted_ns) {
     *same = now;
   }
-  if (!found() || candidate.trace.total_ns < best_.trace.total_ns) best_ = std::move(candidate);
+  if (found() && candidate.trace.total_ns >= best_.trace.total_ns) return;
+  // A plan that does not do what the graph says is never handed out, whoever made it.
+  if (!verify(candidate.program).ok()) {
+    std::erase_if(considered_, [&](const Considered& c) { return c.policy == candidate.policy; });
+    return refuse(candidate.policy);
+  }
+  best_ = std::move(candidate);
+}
+
+void Portfolio::refuse(const std::string& policy) {
+  note(policy, false, 0, 0);
+  count(kRefused, 1);
 }
 
 void Portfolio::note(const std::string& policy, bool fits, Nanos at_least, Bytes peak) {
@@ -92,7 +103,13 @@ Result<Round> run_round(const Problem& p, const std::string& name, const PlaceOp
   }
   EmitOptions emit;
   emit.search_nodes = search_nodes(p);
-  HR_ASSIGN(Emitted e, emit_step(p, placement.schedule, emit));
+  Result<Emitted> emitted = emit_step(p, placement.schedule, emit);
+  if (!emitted.ok()) {
+    portfolio.refuse(name);
+    round.placed = false;
+    return round;
+  }
+  Emitted e = std::move(emitted).value();
   portfolio.count("offsets", e.search_nodes + static_cast<int64_t>(e.program.residencies.size()));
   round.excess = e.excess;
   round.excess_tier = e.excess_tier;
@@ -192,7 +209,12 @@ Status offer_schedule(const Problem& p, const std::string& name, PolicySchedule 
                       Portfolio& portfolio) {
   EmitOptions emit;
   emit.search_nodes = search_nodes(p) / 10;
-  HR_ASSIGN(Emitted e, emit_step(p, s.schedule, emit));
+  Result<Emitted> emitted = emit_step(p, s.schedule, emit);
+  if (!emitted.ok()) {
+    portfolio.refuse(name);
+    return {};
+  }
+  Emitted e = std::move(emitted).value();
   portfolio.count("offsets", e.search_nodes + static_cast<int64_t>(e.program.residencies.size()));
   if (e.excess > 0) {
     portfolio.note(name, false, 0, p.request->budget + e.excess);
@@ -238,7 +260,12 @@ Status plan_by_policies(const Problem& p, Portfolio& portfolio) {
     }
     if (portfolio.found()) {
       // Its time when extents never get in the way.
-      HR_ASSIGN(Draft draft, walk_schedule(p, s.schedule));
+      Result<Draft> walked = walk_schedule(p, s.schedule);
+      if (!walked.ok()) {
+        portfolio.refuse(name_of(policy));
+        continue;
+      }
+      Draft draft = std::move(walked).value();
       add_room_waits(draft, p.budget);
       const Nanos at_least = simulate(draft.program).total_ns;
       portfolio.count("simulate", static_cast<int64_t>(draft.program.instrs.size()));

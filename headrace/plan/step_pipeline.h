@@ -20,6 +20,9 @@ struct Candidate {
   bool valid() const { return program.graph != nullptr; }
 };
 
+// The pass that counts candidates which were not valid. No test may see it above 0.
+constexpr const char* kRefused = "refused candidates";
+
 // The best so far, all that were considered, and the work counted.
 class Portfolio {
  public:
@@ -28,6 +31,9 @@ class Portfolio {
   // Counts a policy that is not a candidate: does not fit, or cannot be faster than `at_least`.
   void note(const std::string& policy, bool fits, Nanos at_least, Bytes peak);
   void count(const std::string& pass, int64_t work);
+  // Counts a policy whose schedule or Program is not valid, under kRefused: a mistake of ours, which
+  // costs the candidate and not the plan.
+  void refuse(const std::string& policy);
 
   const Candidate& best() const { return best_; }
   bool found() const { return best_.valid(); }

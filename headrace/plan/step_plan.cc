@@ -131,14 +131,18 @@ Status plan_order(const Problem& p, const std::string& name, bool main, Portfoli
   return {};
 }
 
-// All orders. The Problem of the best plan is the last of the result.
+// All orders. `best` is the Problem of the best plan.
 struct Attempt {
+  std::unique_ptr<StepRequest> request;  // that of the problems
   std::vector<Problem> problems;
   size_t best = 0;
   Portfolio portfolio;
 };
 
-Status attempt(const StepRequest& request, const std::vector<OrderChoice>& orders, Attempt& a) {
+Result<Attempt> attempt(const StepRequest& asked, const std::vector<OrderChoice>& orders) {
+  Attempt a;
+  a.request = std::make_unique<StepRequest>(asked);
+  const StepRequest& request = *a.request;
   a.problems.reserve(orders.size());
   for (size_t i = 0; i < orders.size(); ++i) {
     HR_ASSIGN(Problem p, make_problem(request, orders[i].order));
@@ -158,51 +162,60 @@ Status attempt(const StepRequest& request, const std::vector<OrderChoice>& order
     for (Nanos c : a.problems.back().cost) compute += c;
     if (a.portfolio.found() && a.portfolio.best().trace.total_ns <= compute) break;
   }
-  return {};
+  return a;
 }
 
-// Does any plan fit in `budget`?
-Result<bool> fits(StepRequest request, Bytes budget, const std::vector<OrderChoice>& orders) {
-  request.budget = budget;
-  request.goal = request.goal == Goal::kLatency ? Goal::kFit : request.goal;
-  request.inherit = nullptr;
-  Attempt a;
-  HR_TRY(attempt(request, orders, a));
-  return a.portfolio.found();
+// The same step, for whichever plan fits first: what certificates are made with.
+StepRequest fit_only(const StepRequest& request) {
+  StepRequest fit = request;
+  fit.goal = Goal::kFit;
+  fit.inherit = nullptr;
+  if (request.goal == Goal::kThroughput && !request.workload->cyclic) {
+    auto cyclic = std::make_shared<Workload>(*request.workload);
+    cyclic->cyclic = true;
+    fit.workload = std::move(cyclic);
+  }
+  return fit;
 }
 
-// The least budget that is known to succeed: from what is needed at one time upwards, by doubling the
-// step and then by halving it.
-Result<Bytes> least_budget(const StepRequest& request, const std::vector<OrderChoice>& orders,
-                           Bytes floor, Bytes ceiling) {
-  Bytes low = std::max(floor, request.budget + 1);  // tried first, then known to fail
-  HR_ASSIGN(bool good, fits(request, low, orders));
-  if (good) return low;
-  Bytes step = std::max<Bytes>(kPage, low / 256), high = low;
-  while (!good) {
+// The plan of the least budget that is found to succeed, and so of every budget above it: from what is
+// needed at one time (`need`) upwards, by doubling the step and then by halving it. The budgets that
+// are tried do not depend on the one that was asked for.
+Result<Attempt> least_plan(StepRequest request, const std::vector<OrderChoice>& orders, Need& need) {
+  request = fit_only(request);
+  HR_ASSIGN(const Problem p, make_problem(request, orders[0].order));
+  need = irreducible(p);
+  Bytes ceiling = need.bytes;
+  for (Bytes b : resident_profile(p)) ceiling = std::max(ceiling, b);
+  Bytes low = need.bytes, high = low;
+  request.budget = low;
+  HR_ASSIGN(Attempt best, attempt(request, orders));
+  if (best.portfolio.found()) return best;
+  for (Bytes step = std::max<Bytes>(kPage, low / 256); !best.portfolio.found(); step *= 2) {
     low = high;
     high = low + step;
-    step *= 2;
-    if (low > 4 * ceiling) return Bytes{0};
-    HR_ASSIGN(good, fits(request, high, orders));
+    if (low > 4 * ceiling) return best;
+    request.budget = high;
+    HR_ASSIGN(best, attempt(request, orders));
   }
   const int steps = request.workload->graph.ops.size() > 20000 ? 3 : kLeastBudgetSteps;
   for (int i = 0; i < steps && high - low > kLine; ++i) {
-    const Bytes mid = low + (high - low) / 2;
-    HR_ASSIGN(const bool fit, fits(request, mid, orders));
-    (fit ? high : low) = mid;
+    request.budget = low + (high - low) / 2;
+    HR_ASSIGN(Attempt tried, attempt(request, orders));
+    if (!tried.portfolio.found()) {
+      low = request.budget;
+      continue;
+    }
+    high = request.budget;
+    best = std::move(tried);
   }
-  return high;
+  return best;
 }
 
-Result<StepResult> infeasible(const StepRequest& request, const std::vector<OrderChoice>& orders) {
-  HR_ASSIGN(const Problem p, make_problem(request, orders[0].order));
-  Need need = irreducible(p);
-  const std::vector<Bytes> kept = resident_profile(p);
-  Bytes ceiling = need.bytes;
-  for (Bytes b : kept) ceiling = std::max(ceiling, b);
-  HR_ASSIGN(const Bytes least, least_budget(request, orders, need.bytes, ceiling));
-  return StepResult(explain_infeasible(p, need, least));
+Result<std::vector<OrderChoice>> orders_of(const StepRequest& request) {
+  std::vector<OrderChoice> orders = choose_orders(request, kMostOrders);
+  if (request.goal != Goal::kFit) HR_TRY(search_orders(request, orders));
+  return orders;
 }
 
 int bound_iterations(int32_t positions) {
@@ -221,13 +234,24 @@ Result<StepResult> plan_step(const StepRequest& request) {
   if (graph.ops.empty()) {
     return error(Code::kUsage, "'%s' has no ops: there is nothing to plan", graph.name.c_str());
   }
-  std::vector<OrderChoice> orders = choose_orders(request, kMostOrders);
-  if (request.goal != Goal::kFit) HR_TRY(search_orders(request, orders));
-  Attempt a;
+  HR_ASSIGN(std::vector<OrderChoice> orders, orders_of(request));
+  HR_ASSIGN(Attempt a, attempt(request, orders));
+  if (!a.portfolio.found()) {
+    StepRequest small = request;  // its orders are those of every budget that is too small
+    small.budget = 0;
+    HR_ASSIGN(orders, orders_of(small));
+    Need need;
+    HR_ASSIGN(a, least_plan(request, orders, need));
+    const bool found = a.portfolio.found();
+    if (!found || a.request->budget > request.budget) {
+      a.problems[0].request = &request;
+      return StepResult(explain_infeasible(a.problems[0], need, found ? a.request->budget : 0));
+    }
+  }
   for (const OrderChoice& o : orders) a.portfolio.count("order", o.work);
-  HR_TRY(attempt(request, orders, a));
-  if (!a.portfolio.found()) return infeasible(request, orders);
-  const Problem& p = a.problems[a.best];
+  Problem& p = a.problems[a.best];
+  p.request = &request;
+  p.budget = request.budget;
   HR_TRY(check_rules(*request.workload, a.portfolio.best().program));
   const int iterations = bound_iterations(p.size());
   Bound bound = lower_bound(p, iterations, a.portfolio.best().trace.total_ns);
@@ -239,6 +263,8 @@ Result<StepResult> plan_step(const StepRequest& request) {
   }
   a.portfolio.count("bound", iterations);
   StepPlan plan = a.portfolio.finish(p);
+  plan.program.graph = std::shared_ptr<const Graph>(request.workload, &graph);
+  plan.program.tiers[0].capacity = request.budget;
   plan.bound = bound;
   return StepResult(std::move(plan));
 }

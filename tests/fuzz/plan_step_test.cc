@@ -148,6 +148,9 @@ void check_plan(const StepRequest& r, const StepPlan& plan, const std::string& w
   ASSERT_TRUE(good.ok()) << where << ": " << good.message();
   ASSERT_LE(plan.program.arena_bytes, r.budget) << where;
   ASSERT_LE(peak_bytes(plan.program), r.budget) << where;
+  for (const PassTime& pass : plan.passes) {
+    ASSERT_NE(pass.pass, "refused candidates") << where << ": " << pass.work;
+  }
   ASSERT_EQ(simulate(plan.program).total_ns, plan.predicted.total_ns) << where;
   ASSERT_LE(plan.bound.compute_ns, plan.predicted.total_ns) << where;
   if (everything()) {
