@@ -77,7 +77,7 @@ std::string alternatives(const Choice& c) {
   for (const Other& o : others) {
     if (o.chosen) continue;
     if (o.ns == Choice::kNever) {
-      never += (never.empty() ? "" : " and ") + std::string(o.what);
+      never += (never.empty() ? "" : " or ") + std::string(o.what);
     } else {
       costs += (costs.empty() ? "" : ", ") + std::string(o.what) + " would have added " +
                added(o.ns);

@@ -29,7 +29,7 @@ std::string line(const char* label, const std::string& text, const TextStyle& st
 
 std::string time_lines(const StepPlan& plan, const Timeline& t, const TextStyle& style) {
   const Nanos total = t.total_ns;
-  std::string out = "  " + bold(pad_right("step", kLabel) + human_time(total), style) +
+  std::string out = "  " + bold(pad_right("step", kLabel) + precise_time(total), style) +
                     (plan.program.cyclic ? ", repeating" : "") + "\n";
   std::string compute = human_time(t.compute_ns) + ", " + percent(t.compute_ns, total);
   if (t.again_ns > 0)
@@ -37,7 +37,7 @@ std::string time_lines(const StepPlan& plan, const Timeline& t, const TextStyle&
   out += line("compute", compute, style);
   out += line("stalls", human_time(t.stall_ns) + ", " + percent(t.stall_ns, total), style);
   if (plan.bound.total_ns <= 0) return out;
-  std::string bound = human_time(plan.bound.total_ns) + "; this plan is " +
+  std::string bound = precise_time(plan.bound.total_ns) + "; this plan is " +
                       text_of("%.2f %%", 100 * gap_to_bound(plan)) + " above it";
   if (!plan.bound.reason.empty()) bound += " (" + shown(plan.bound.reason) + ")";
   return out + line("no plan is below", bound, style);
@@ -147,7 +147,7 @@ std::string portfolio_lines(const StepPlan& plan, const TextStyle& style) {
     if (c.fits) {
       const double over = ours > 0 ? static_cast<double>(c.predicted_ns - ours) /
                                          static_cast<double>(ours) : 0;
-      row += pad_left(human_time(c.predicted_ns), 12) +
+      row += pad_left(precise_time(c.predicted_ns), 12) +
              pad_left(text_of("%+.2f %%", 100 * over), 12) +
              pad_left(human_bytes(c.peak_bytes), 13);
     } else {
@@ -323,14 +323,14 @@ std::string step_plan_html(const StepPlan& plan, const StepRequestFacts& f, size
                     ", in " + html_text(human_bytes(f.budget)) + ", for " + html_text(f.goal) +
                     ".";
   if (plan.bound.total_ns > 0) {
-    out += " No plan is below " + human_time(plan.bound.total_ns) + "; this one is " +
-           text_of("%.2f %%", 100 * gap_to_bound(plan)) + " above that. " +
-           html_text(plan.bound.reason);
+    out += " No plan is below " + precise_time(plan.bound.total_ns) + "; this one is " +
+           text_of("%.2f %%", 100 * gap_to_bound(plan)) + " above that" +
+           (plan.bound.reason.empty() ? "" : " (" + html_text(plan.bound.reason) + ")") + ".";
   }
   out += "</p>\n<table><caption>Policies compared</caption><thead><tr><th scope=\"col\">policy</th>"
          "<th scope=\"col\">step</th><th scope=\"col\">peak</th></tr></thead>\n";
   for (const Considered& c : plan.portfolio) {
-    out += row_head(c.policy) + cell(c.fits ? human_time(c.predicted_ns) : "does not fit") +
+    out += row_head(c.policy) + cell(c.fits ? precise_time(c.predicted_ns) : "does not fit") +
            cell(human_bytes(c.peak_bytes)) + "</tr>\n";
   }
   out += "</table>\n";

@@ -18,6 +18,16 @@ std::string human_time(Nanos ns) {
   return text_of("%lld h %02lld min", whole / 3600, whole / 60 % 60);
 }
 
+std::string precise_time(Nanos ns) {
+  const double s = static_cast<double>(ns) / 1e9;
+  if (ns < 1000) return human_time(ns);
+  const double x = s < 999.995e-6 ? s * 1e6 : s < 0.999995 ? s * 1e3 : s;
+  const char* const unit = s < 999.995e-6 ? "us" : s < 0.999995 ? "ms" : "s";
+  if (x >= 9999.5) return grouped(std::llround(x)) + " " + unit;
+  const int digits = x < 9.99995 ? 4 : x < 99.9995 ? 3 : x < 999.995 ? 2 : 1;
+  return text_of("%.*f %s", digits, x, unit);
+}
+
 std::string human_number(double x) {
   const double size = std::fabs(x);
   if (size < 9.995) return text_of("%.2f", x);

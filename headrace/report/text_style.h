@@ -19,6 +19,8 @@ struct TextStyle {
 
 // "51.2 ms", "1.08 s", "2 min 05 s", "1 h 12 min", "840 ns".
 std::string human_time(Nanos ns);
+// The same in five digits, for figures that are compared: "7.2855 s", "60.784 ms", "12,345 s".
+std::string precise_time(Nanos ns);
 // Digits fit for reading: "0.13", "4.57", "48.3", "1,240".
 std::string human_number(double x);
 // "1,234,567".

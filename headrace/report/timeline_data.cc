@@ -267,9 +267,10 @@ std::string layer_of(const std::string& name) {
       ++end;
     size_t digits = end;
     while (digits > begin && is_digit(name[digits - 1])) --digits;
-    // Neither the tile after a colon ("ffn_up.weight:3") nor a lone number or letter ("t12").
+    // Neither the tile after a colon ("ffn_up.weight:3") nor a lone number or letter ("t12"), nor
+    // the serial number at the end of an op of a trace ("Add_Forward.39").
     const bool tile = begin > 0 && name[begin - 1] == ':';
-    const bool word = digits == begin ? begin > 0 : digits - begin > 1;
+    const bool word = digits == begin ? begin > 0 && end < name.size() : digits - begin > 1;
     if (digits < end && !tile && word) return name.substr(0, end);
     begin = end + 1;
   }

@@ -17,6 +17,17 @@ TEST(TextStyle, TimesReadNaturally) {
   EXPECT_EQ(human_time(4'320'000'000'000), "1 h 12 min");
 }
 
+TEST(TextStyle, ComparedTimesHaveFiveDigits) {
+  EXPECT_EQ(precise_time(999), "999 ns");
+  EXPECT_EQ(precise_time(1'500), "1.5000 us");
+  EXPECT_EQ(precise_time(60'784'123), "60.784 ms");
+  EXPECT_EQ(precise_time(999'994'000), "999.99 ms");
+  EXPECT_EQ(precise_time(999'996'000), "1.0000 s");
+  EXPECT_EQ(precise_time(7'285'466'000), "7.2855 s");
+  EXPECT_EQ(precise_time(1'234'560'000'000), "1234.6 s");
+  EXPECT_EQ(precise_time(12'345'400'000'000), "12,345 s");
+}
+
 TEST(TextStyle, NumbersAreGroupedAndShortened) {
   EXPECT_EQ(grouped(0), "0");
   EXPECT_EQ(grouped(-1234567), "-1,234,567");

@@ -168,6 +168,7 @@ TEST(Timeline, LayersAreFoundInNames) {
   EXPECT_EQ(layer_of("model.layers.7.mlp.gate"), "model.layers.7");
   EXPECT_EQ(layer_of("ffn_up.weight:3"), "");
   EXPECT_EQ(layer_of("t12"), "");
+  EXPECT_EQ(layer_of("Add_Forward.39"), "");  // an op of a trace, numbered
   EXPECT_EQ(layer_of("Conv2d_Forward"), "");
   EXPECT_EQ(layer_of(""), "");
 }
