@@ -212,8 +212,18 @@ void Dual::add_value(const Value& v) {
   if (v.persistent && !p_.cyclic && v.touches.front() > 0) {
     push(-1, v.touches.front(), 0, true);
   }
+  // An output that only the end of the step touches may still come back beside the last op.
+  const int32_t last = n_ - 1;
+  const auto& reads = p_.reads[at(last)];
+  const bool at_end = v.touches.size() > 1 && v.touches.back() == last &&
+                      p_.graph->at(v.tensor).role == Role::kOutput && v.producer != last &&
+                      std::count(reads.begin(), reads.end(), p_.value_of[v.tensor.index()]) == 0;
   for (size_t i = 0; i < v.touches.size(); ++i) {
     const int32_t k = v.touches[i];
+    if (at_end && i + 2 == v.touches.size()) {
+      push(k, n_, 0, false);
+      break;
+    }
     while (write < v.writes.size() && v.writes[write] < k) ++write;
     if (write < v.writes.size() && v.writes[write] == k) {
       close();
@@ -529,7 +539,67 @@ void Dual::price_windows(int32_t k, int32_t from, int32_t to, double share) {
 
 }  // namespace
 
-Bound lower_bound(const Problem& p, int iterations, Nanos upper_ns) {
+Nanos cycle_link_ns(const Problem& p) {
+  if (!p.cyclic || p.machine->tiers.size() < 2) return 0;
+  // Bytes that may stay from cycle to cycle: what no op needs for what it makes.
+  Bytes busiest = 0;
+  std::vector<Bytes> busy = p.workspace;
+  Bytes touched = 0, written = 0;
+  for (const Value& v : p.values) {
+    const bool coded = v.rule != nullptr && !v.rule->codecs.empty();
+    if (v.persistent) {
+      if (v.touches.empty() || coded) continue;
+      const auto& reads = p.reads[static_cast<size_t>(v.touches.front())];
+      const int32_t id = p.value_of[v.tensor.index()];
+      if (std::count(reads.begin(), reads.end(), id) > 0) touched += v.bytes;  // not made anew
+      if (!v.writes.empty()) written += v.bytes;
+    } else if (v.producer >= 0) {
+      // At its own op for certain; what later ops read may be made anew, but is there as well.
+      busy[static_cast<size_t>(v.producer)] += v.bytes;
+    }
+  }
+  for (Bytes b : busy) busiest = std::max(busiest, b);
+  const Bytes stay = std::max<Bytes>(0, p.budget - p.fixed_bytes - busiest);
+  const double loads = static_cast<double>(std::max<Bytes>(0, touched - stay));
+  const double stores = static_cast<double>(std::max<Bytes>(0, written - stay));
+  // Streams work side by side; each at its fastest tier's rate.
+  const auto& tiers = p.machine->tiers;
+  std::vector<double> in, out;
+  const auto note = [](std::vector<double>& rates, StreamId stream, double rate) {
+    if (rates.size() <= stream.index()) rates.resize(stream.index() + 1, 0);
+    rates[stream.index()] = std::max(rates[stream.index()], rate);
+  };
+  for (size_t t = 1; t < tiers.size(); ++t) {
+    const TierId id(static_cast<int64_t>(t));
+    note(in, link_stream(tiers, id, InstrKind::kLoad), tiers[t].load_bytes_per_s);
+    note(out, link_stream(tiers, id, InstrKind::kStore), tiers[t].store_bytes_per_s);
+  }
+  double in_rate = 0, out_rate = 0;
+  for (double rate : in) in_rate += rate;
+  for (double rate : out) out_rate += rate;
+  double seconds = loads / in_rate;
+  if (out_rate > 0) seconds = std::max(seconds, stores / out_rate);
+  // One link with one direction at a time carries both.
+  if (tiers.size() == 2 && !tiers[1].duplex && out_rate > 0) {
+    seconds = loads / in_rate + stores / out_rate;
+  }
+  return static_cast<Nanos>(seconds * (1 - 1e-6) * 1e9);
+}
+
+namespace {
+
+// What must cross the link in each cycle, whatever the order, where that is more.
+Bound with_cycle(const Problem& p, Bound bound) {
+  const Nanos link = cycle_link_ns(p);
+  bound.link_ns = std::max(bound.link_ns, link);
+  if (link <= bound.total_ns) return bound;
+  bound.total_ns = link;
+  bound.reason = text_of("what cannot stay on the device from cycle to cycle takes %.3f ms of the link",
+                         static_cast<double>(link) * 1e-6);
+  return bound;
+}
+
+Bound bound_of_order(const Problem& p, int iterations, Nanos upper_ns) {
   Bound out;
   for (Nanos c : p.cost) out.compute_ns += c;
   out.total_ns = out.compute_ns;
@@ -582,6 +652,12 @@ Bound lower_bound(const Problem& p, int iterations, Nanos upper_ns) {
                        static_cast<double>(link - out.compute_ns) * 1e-6,
                        static_cast<double>(out.compute_ns) * 1e-6);
   return out;
+}
+
+}  // namespace
+
+Bound lower_bound(const Problem& p, int iterations, Nanos upper_ns) {
+  return with_cycle(p, bound_of_order(p, iterations, upper_ns));
 }
 
 }  // namespace headrace::plan

@@ -18,4 +18,9 @@ namespace headrace::plan {
 // of a plan, which the ascent aims at.
 Bound lower_bound(const Problem& problem, int iterations, Nanos upper_ns);
 
+// A cyclic step, in any order of its ops: what ops touch of weights and states in a cycle, less what
+// can stay on the device from cycle to cycle, comes in over the links in each; what is written of it
+// and cannot stay goes out. 0 when not cyclic. Values that a rule allows a codec for are left out.
+Nanos cycle_link_ns(const Problem& problem);
+
 }  // namespace headrace::plan
