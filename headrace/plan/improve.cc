@@ -12,7 +12,7 @@ namespace {
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 // Schedules tried: this many positions and pieces walked over in all, within bounds.
-constexpr int64_t kWalked = 200'000;
+constexpr int64_t kWalked = 60'000;
 constexpr int64_t kLeastTries = 10;
 constexpr int64_t kMostTries = 3'000;
 // Tolerance for worse states at the begin, as a share of the step: small steps have time to come back.

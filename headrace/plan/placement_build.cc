@@ -14,6 +14,9 @@ constexpr Bytes kGrain = 64 * kKiB;
 // Of two ways that cost the same, the one whose gap covers more of what is over budget: this many
 // seconds per byte of the slowest link, at most.
 constexpr double kCoverWeight = 1e-3;
+// Chains of ops that may be tried in one construction, for each value and position; a chain is at most
+// 64 ops. After that ways without running again are all there is.
+constexpr int64_t kTrials = 40;
 
 struct Option {
   double ratio = 0;  // seconds (ns) per useful byte; smaller is better
@@ -221,6 +224,7 @@ class Construction {
   Option rerun_option(int32_t v, int32_t gap, int32_t w, Bytes over) {
     Option o;
     if (!p_.values[at(v)].can_recompute || no_reruns_[at(s_.span(v, gap).before)]) return o;
+    if (--trials_ < 0) return o;
     const Nanos before_ns = s_.extra_ns();
     const Bytes before_max = s_.planned().max();
     s_.begin();
@@ -256,6 +260,7 @@ class Construction {
   const Problem& p_;
   const BuildOptions& options_;
   double price_;
+  int64_t trials_ = kTrials * (int64_t{s_.values()} + p_.size());
   const std::vector<TierInfo>& tiers_;
   double byte_ns_ = 0;                // to the slowest tier and back
   std::vector<Calendar> links_;       // by stream

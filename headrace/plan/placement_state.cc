@@ -5,8 +5,9 @@
 namespace headrace::plan {
 namespace {
 
-// Ops of one chain that may run again for one gap, along a path.
+// Ops of one chain that may run again for one gap: along a path, and in all.
 constexpr int kMostDepth = 24;
+constexpr int32_t kMostChain = 64;
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -441,7 +442,7 @@ bool State::rerunnable(int32_t v, int32_t gap, int depth) const {
 }
 
 bool State::rerun(int32_t v, int32_t gap, double ns_per_byte, int depth) {
-  if (!rerunnable(v, gap, depth)) return false;
+  if (!rerunnable(v, gap, depth) || --chain_left_ < 0) return false;
   const int32_t op = p_->values[at(v)].producer;
   const int32_t position = span(v, gap).before;
   save(v);
@@ -462,6 +463,7 @@ bool State::try_rerun(int32_t v, int32_t gap, double ns_per_byte) {
   const int32_t before = span(v, gap).before;
   save(v);
   set(v, gap, Gap{});
+  chain_left_ = kMostChain;
   const bool done = rerun(v, index_of(v, before), ns_per_byte, 0);
   settle();
   if (done) {

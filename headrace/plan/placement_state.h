@@ -178,6 +178,7 @@ class State {
   };
   std::vector<Mark> open_;
   int32_t transactions_ = 0;
+  int32_t chain_left_ = 0;                    // ops that may still run again for one gap
   bool recompute_ = true;
 };
 

@@ -14,6 +14,8 @@ constexpr int32_t kShort = 2000;  // positions of a step that is planned in a fr
 
 constexpr int32_t kTiny = 128;      // positions: rounds cost little and extents matter much
 constexpr int kLocalRounds = 8;
+constexpr int kMostRoundsShort = 8;  // a step of few large tensors may need more room than four give
+constexpr int kHalvings = 3;         // of what lies between a reduction that did and one that did not
 
 // Search nodes of the allocator: what a plan that takes a fraction of a second can afford.
 int64_t search_nodes(const Problem& p) {
@@ -171,7 +173,8 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
   Bytes reduced = 0;       // by which the device's budget is less than asked for
   Bytes failed = 0;        // the largest reduction that did not do
   int round = 0;
-  for (; round < kMostRounds; ++round) {
+  const int most = improve && p.size() <= kShort ? kMostRoundsShort : kMostRounds;
+  for (; round < most; ++round) {
     HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
     if (!r.placed) return {};
     if (r.candidate.valid()) {
@@ -192,10 +195,16 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
     }
   }
   // Short steps: what lies between the last that failed and the first that did may do as well.
-  if (reduced == 0 || round == kMostRounds || p.size() > kShort || !improve) return {};
-  p.budget = problem.budget - (failed + reduced) / 2;
-  HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
-  if (r.candidate.valid()) {
+  if (reduced == 0 || round == most || p.size() > kShort || !improve) return {};
+  for (int i = 0; i < kHalvings; ++i) {
+    const Bytes middle = (failed + reduced) / 2;
+    p.budget = problem.budget - middle;
+    HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
+    if (!r.candidate.valid()) {
+      failed = middle;
+      continue;
+    }
+    reduced = middle;
     state_capacities(problem, r.candidate.program);
     portfolio.offer(std::move(r.candidate));
   }
