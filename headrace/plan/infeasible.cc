@@ -12,7 +12,8 @@ constexpr size_t kMostNamed = 4;  // tensors named in a sentence
 bool can_leave(const Problem& p, const Value& v) {
   const Role role = p.graph->at(v.tensor).role;
   if (role == Role::kGathered || (v.rule != nullptr && v.rule->pinned)) return false;
-  if (v.rule != nullptr && !v.rule->codecs.empty()) return true;  // at least in part
+  // Codecs may free a part one day (placement does not choose them yet): no certificate may deny it.
+  if (v.rule != nullptr && !v.rule->codecs.empty()) return true;
   return v.home.valid() || storing_tier(p, v).valid() || v.can_recompute;
 }
 
@@ -111,7 +112,7 @@ std::vector<std::string> options_of(const Problem& p, const Need& need, Bytes le
   options.push_back(text_of("a budget of %lld bytes (%s) or more", static_cast<long long>(least),
                             human_bytes(least).c_str()));
   const Value* pinned = nullptr;
-  bool compressible = false, storable = false, rerun = false;
+  bool storable = false, rerun = false;
   for (size_t t = 1; t < p.machine->tiers.size(); ++t) {
     storable = storable || p.machine->tiers[t].store_bytes_per_s > 0;
   }
@@ -120,8 +121,6 @@ std::vector<std::string> options_of(const Problem& p, const Need& need, Bytes le
     const bool touched = need.position >= 0 && std::binary_search(v.touches.begin(),
                                                                   v.touches.end(), need.position);
     if (v.rule != nullptr && v.rule->pinned && !touched && pinned == nullptr) pinned = &v;
-    compressible = compressible || (!touched && encoded_bytes(Codec::kBf16,
-                                                              p.graph->at(v.tensor)) > 0);
   }
   for (const Value& v : p.values) rerun = rerun || v.can_recompute;
   if (pinned != nullptr) {
@@ -129,7 +128,6 @@ std::vector<std::string> options_of(const Problem& p, const Need& need, Bytes le
                               human_bytes(pinned->bytes).c_str()));
   }
   if (!p.request->recompute && rerun) options.push_back("allow recomputation");
-  if (compressible) options.push_back("allow a codec for the largest of them");
   if (!storable) options.push_back("add a tier that tensors can be stored in");
   if (need.position >= 0 && need.workspace > need.bytes / 4) {
     options.push_back(text_of("a kernel for '%s' with less workspace than %s",

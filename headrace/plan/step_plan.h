@@ -1,12 +1,13 @@
 // Planning any step: a Graph, a Machine and a device budget become a Program in which every tensor is
-// kept, moved, recomputed or compressed, with a bound that says how good that is; or a certificate
+// kept, moved or recomputed, with a bound that says how good that is; or a certificate
 // of why nothing fits. (plan.h is the same for decoding with read-only weights, where one fixed
 // pattern is known to be optimal.)
 //
 // Method, see docs/guide/planning.md. Passes, in order; step_pipeline.cc is the list:
 //   problem       values, their touches and idle gaps, at the positions of one order
 //   order         the best of several orders of the ops, by the peak that they need
-//   placement     one way for each idle gap {keep, move to a tier, recompute, compress}
+//   placement     one way for each idle gap {keep, move to a tier, recompute}. Codecs that rules allow
+//                 are emitted, verified, simulated and executed, but placement does not choose them yet
 //   transfers     when each Store and Load is issued: calendars of link time, earliest deadline first
 //   emit          instructions and residencies
 //   offsets       static extents; when they exceed the budget, placement runs again with less
