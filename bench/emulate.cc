@@ -50,23 +50,23 @@ struct Scenario {
 };
 
 const char* const kLlama =
-    R"({"step": {"name": "llama", "family": "llama", "phase": "train", "layers": 6, "hidden": 128,
+    R"({"step": {"name": "llama", "family": "llama", "phase": "train", "layers": 3, "hidden": 128,
     "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 512, "batch": 1,
     "sequence": 64}})";
 const char* const kGpt =
-    R"({"step": {"name": "gpt", "family": "gpt", "phase": "train", "layers": 6, "hidden": 128,
+    R"({"step": {"name": "gpt", "family": "gpt", "phase": "train", "layers": 3, "hidden": 128,
     "heads": 4, "kv_heads": 4, "head_dim": 32, "ffn": 512, "vocab": 512, "batch": 1, "sequence": 64,
     "gated_ffn": false}})";
 const char* const kBert =
-    R"({"step": {"name": "bert", "family": "bert", "phase": "train", "layers": 4, "hidden": 128,
+    R"({"step": {"name": "bert", "family": "bert", "phase": "train", "layers": 2, "hidden": 128,
     "heads": 4, "kv_heads": 4, "head_dim": 32, "ffn": 512, "vocab": 512, "batch": 2, "sequence": 64,
     "gated_ffn": false, "flash_attention": false}})";
 const char* const kVit =
-    R"({"step": {"name": "vit", "family": "vit", "phase": "train", "layers": 6, "hidden": 96,
+    R"({"step": {"name": "vit", "family": "vit", "phase": "train", "layers": 3, "hidden": 96,
     "heads": 3, "kv_heads": 3, "head_dim": 32, "ffn": 384, "vocab": 100, "batch": 4,
     "image_tokens": 37, "patch_dim": 192, "gated_ffn": false}})";
 const char* const kMoe =
-    R"({"step": {"name": "moe", "family": "moe", "phase": "train", "layers": 4, "hidden": 128,
+    R"({"step": {"name": "moe", "family": "moe", "phase": "train", "layers": 2, "hidden": 128,
     "heads": 4, "kv_heads": 4, "head_dim": 32, "ffn": 256, "vocab": 512, "batch": 1, "sequence": 64,
     "experts": 8, "active_experts": 2, "shared_experts": 1, "expert_ffn": 64, "dense_layers": 1,
     "q_rank": 64, "kv_rank": 32, "rope_dim": 16, "v_head_dim": 32}})";
