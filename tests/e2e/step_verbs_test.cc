@@ -103,6 +103,7 @@ TEST_F(StepVerbs, FilesOfAnotherKindAreNamed) {
   refused({"timeline", folder_ / "w.json", "-o", folder_ / "t.html"}, 4,
           "is a workload or a step config; this wants a Program");
   refused({"sim", folder_ / "bad.json"}, 4, "bad.json is none of the files");
+  refused({"plan", folder_ / "bad.json", "--memory", "1GiB"}, 4, "a step is JSON with");
   refused({"plan", program, "--memory", "1GiB"}, 4, "is a Program; this wants a model, a workload");
   refused({"whatif", program, "--memory", "1GiB"}, 4, "is a Program");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "t.html"));
@@ -116,6 +117,9 @@ TEST_F(StepVerbs, BadOptionsAreUsageErrorsAndMissingFilesIoErrors) {
   refused({"plan", kTiny, "--explain"}, 2, "--explain is for steps");
   refused({"whatif", w, "--memory", "4GiB..1GiB"}, 2, "must ascend");
   refused({"whatif", w, "--memory", "1GiB", "--bandwidth", "0"}, 2, "is no bandwidth");
+  refused({"plan", w, "--memory", "1GiB", "--tier", "device=" + (folder_ / ".")}, 2,
+          "that is the device");
+  refused({"sim", planned(), "--noise", "nan"}, 2, "is not a number from 0 to 0.999");
   refused({"sim", folder_ / "none"}, 5, "none");
   refused({"timeline", planned(), "-o", folder_ / "no/such/t.html"}, 5, "cannot write");
 }
