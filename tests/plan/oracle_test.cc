@@ -15,8 +15,8 @@ using testing::OracleStep;
 
 // What is reached, with a margin: a change that makes plans worse must show. See bench/results for the
 // figures. The optimum knows of no offsets: a static arena of few large tensors costs something.
-constexpr double kMeanGap = 0.30;
-constexpr double kMaxGap = 3.2;
+constexpr double kMeanGap = 0.19;
+constexpr double kMaxGap = 3.0;
 constexpr double kNoiseCost = 0.05;
 constexpr double kRise = 2.5;
 
@@ -152,7 +152,9 @@ TEST(Oracle, APlanThatInheritsIsNeverSlowerThanTheOneItInherits) {
 TEST(Oracle, NoiseOnOpTimesCostsLittleAndNeverMemory) {
   constexpr int kSeeds = 8;
   double sum = 0, worst = 0;
-  for (const OracleStep& s : steps()) {
+  size_t measured = 0;
+  for (size_t i = 0; i < steps().size(); i += 3) {
+    const OracleStep& s = steps()[i];
     const Machine machine = testing::two_tiers(s.link);
     const auto plan = plan_of(testing::request_of(s, machine));
     ASSERT_NE(plan, nullptr) << s.name;
@@ -165,11 +167,12 @@ TEST(Oracle, NoiseOnOpTimesCostsLittleAndNeverMemory) {
     }
     added /= kSeeds * seconds(plan->predicted.total_ns);
     sum += added;
+    ++measured;
     worst = std::max(worst, added);
   }
-  const double mean = sum / static_cast<double>(steps().size());
+  const double mean = sum / static_cast<double>(measured);
   std::printf("noise of +-25 %%: adds stalls of %.2f %% of the makespan in the mean of %zu steps, of "
-              "%.2f %% at most\n", 100 * mean, steps().size(), 100 * worst);
+              "%.2f %% at most\n", 100 * mean, measured, 100 * worst);
   EXPECT_LE(mean, kNoiseCost);
 }
 
