@@ -47,6 +47,18 @@ class Skyline {
   std::vector<Bytes> raised_;   // over the whole subtree
 };
 
+// The index with its bits in reverse order. Buffers that follow one another, each overlapping the next
+// (gradients handed from op to op), would climb a staircase when packed in that order: 40,000 of
+// them reached twice the load. In this order one stands at most on its two neighbours.
+uint32_t reversed(int32_t index) {
+  auto bits = static_cast<uint32_t>(index);
+  bits = (bits >> 16) | (bits << 16);
+  bits = ((bits & 0xff00ff00u) >> 8) | ((bits & 0x00ff00ffu) << 8);
+  bits = ((bits & 0xf0f0f0f0u) >> 4) | ((bits & 0x0f0f0f0fu) << 4);
+  bits = ((bits & 0xccccccccu) >> 2) | ((bits & 0x33333333u) << 2);
+  return ((bits & 0xaaaaaaaau) >> 1) | ((bits & 0x55555555u) << 1);
+}
+
 }  // namespace
 
 // Longest lives first: what is nested then leaves no hole.
@@ -70,7 +82,8 @@ Packing pack_skyline(const AllocInstance& in) {
   const auto life = [&](int32_t b) { return int64_t{block(b).upper} - block(b).lower; };
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     if (life(a) != life(b)) return life(a) > life(b);
-    return block(a).size != block(b).size ? block(a).size > block(b).size : a < b;
+    if (block(a).size != block(b).size) return block(a).size > block(b).size;
+    return reversed(a) < reversed(b);
   });
   Skyline skyline(times.size());
   Packing packing;

@@ -488,7 +488,6 @@ Timeline schedule_transfers(const State& state, const std::vector<Piece>& pieces
 
 std::vector<Nanos> late_starts(const State& state, const std::vector<Piece>& pieces,
                                const Timeline& timeline) {
-  const Problem& p = state.problem();
   std::vector<int32_t> order;
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (timeline.listed[i].load >= 0) order.push_back(static_cast<int32_t>(i));

@@ -204,5 +204,20 @@ TEST(Allocate, MoreRoomNeverHurts) {
   }
 }
 
+TEST(Allocate, ALongRowOfBuffersThatEachOverlapTheNextIsNoStaircase) {
+  // A forward and a backward pass of 100,000 layers: what is kept is nested, what is handed on
+  // overlaps its neighbours.
+  AllocProblem p;
+  const int32_t layers = 100'000;
+  for (int32_t k = 0; k < layers; ++k) {
+    p.buffers.push_back({k, 2 * layers - k, kMiB, -1, 0});
+    p.buffers.push_back({2 * layers - k, 2 * layers - k + 2, kMiB, -1, 0});
+  }
+  AllocOptions options;
+  options.greedy_work = 1'000'000;  // too little for anything but the skyline
+  const AllocSolution s = solved(p, options);
+  EXPECT_LE(s.height, max_load(p) + 4 * kMiB);
+}
+
 }  // namespace
 }  // namespace headrace

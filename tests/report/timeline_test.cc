@@ -100,7 +100,9 @@ TEST(Timeline, ChangesAddUpToTheMemoryCurve) {
         const Bytes held = it == curve.begin() ? 0 : std::prev(it)->second;
         peak = std::max(peak, held);
         // What is there at entry and what begins at step 0 come together.
-        if (point.step > 0) EXPECT_EQ(held, point.bytes) << "tier " << tier << " step " << point.step;
+        if (point.step > 0) {
+          EXPECT_EQ(held, point.bytes) << "tier " << tier << " step " << point.step;
+        }
       }
       EXPECT_EQ(t.tiers[static_cast<size_t>(tier)].peak, peak);
     }

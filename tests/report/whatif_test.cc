@@ -66,7 +66,9 @@ TEST_F(Sweep, TimesNeverRiseAsBudgetOrBandwidthRises) {
         EXPECT_TRUE(p.fits);
         EXPECT_LE(p.predicted_ns, below->predicted_ns) << k << " " << i;
       }
-      if (p.fits) EXPECT_GE(p.predicted_ns, p.bound_ns);
+      if (p.fits) {
+        EXPECT_GE(p.predicted_ns, p.bound_ns);
+      }
     }
   }
 }
