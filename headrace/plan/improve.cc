@@ -90,6 +90,7 @@ class Search {
     Bytes best = 0;
     Nanos best_ns = 0;
     for (int parts : {1, 2, 4, 8}) {
+      if (parts > 1 && !s_.parts()) break;
       chunk_ = parts == 1 ? 0 : round_up(most / parts, kGrain);
       const Nanos ns = evaluate();
       // A third of a percent is worth the parts.
@@ -241,7 +242,7 @@ class Search {
       const Bytes freed = p_.values[at(v)].bytes - s_.kept_bytes(v, g);
       Gap less;
       if (freed > room) {
-        if (g.way != Way::kMove || room < kGrain || moves_whole(s)) return;
+        if (g.way != Way::kMove || room < kGrain || s_.moves_whole(s)) return;
         less = g;
         less.moved = g.moved - round_down(room, kGrain);
         if (less.moved <= 0) return;

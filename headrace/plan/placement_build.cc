@@ -202,7 +202,7 @@ class Construction {
   Option move_option(int32_t v, int32_t gap, TierId tier, Bytes kept, Bytes over) const {
     Option o;
     const TierInfo& link = tiers_[tier.index()];
-    const bool whole = moves_whole(s_.span(v, gap));
+    const bool whole = s_.moves_whole(s_.span(v, gap));
     const Bytes part = whole ? kept : std::min(kept, round_up(over, kGrain));
     const Bytes had = s_.value(v).gaps[at(gap)].moved;
     if (!s_.allowed_tier(v, tier) || !s_.tier_has_room(v, gap, tier, part)) return o;

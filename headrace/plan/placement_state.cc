@@ -41,7 +41,8 @@ State::State(const Problem& problem, const PlaceOptions& options)
       value_stamp_(problem.values.size(), 0),
       op_stamp_(at(problem.size()), 0),
       save_mark_(problem.values.size(), -1),
-      recompute_(options.recompute && problem.request->recompute) {
+      recompute_(options.recompute && problem.request->recompute),
+      parts_(options.parts) {
   const std::vector<TierInfo>& tiers = problem.machine->tiers;
   tiers_.assign(tiers.size(), Profile(std::vector<Bytes>(at(problem.size()), 0)));
   for (int32_t k = 0; k < problem.size(); ++k) {

@@ -82,6 +82,9 @@ class State {
     return std::max<Bytes>(0, -extra_bytes_[static_cast<size_t>(k)]);
   }
   // False: pinned by a rule.
+  bool parts() const { return parts_; }
+  // True: the gap cannot be moved in part.
+  bool moves_whole(const Span& span) const { return !parts_ || plan::moves_whole(span); }
   bool movable(int32_t v) const { return !pinned_[static_cast<size_t>(v)]; }
   bool allowed_tier(int32_t v, TierId tier) const;
 
@@ -180,6 +183,7 @@ class State {
   int32_t transactions_ = 0;
   int32_t chain_left_ = 0;                    // ops that may still run again for one gap
   bool recompute_ = true;
+  bool parts_ = true;
 };
 
 }  // namespace headrace::plan

@@ -161,16 +161,25 @@ Status leave_room_locally(const Problem& p, const std::string& name, PlaceOption
 
 }  // namespace
 
-Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio) {
+namespace {
+
+Status plan_in_rounds(const Problem& problem, const std::string& name, PlaceOptions options,
+                      Portfolio& portfolio) {
   Problem p = problem;
   Machine machine = *problem.machine;
   p.machine = &machine;
-  const bool improve = problem.request->goal != Goal::kFit;
-  PlaceOptions options;
-  options.recompute = problem.request->recompute;
-  options.improve = improve;
+  const bool improve = options.improve;
   if (improve && p.size() <= kTiny) HR_TRY(leave_room_locally(p, name, options, portfolio));
-  Bytes reduced = 0;       // by which the device's budget is less than asked for
+  // Leaves `bytes` free at each position, or what the position can spare: an op that needs the whole
+  // budget does not keep the others from leaving room.
+  const std::vector<Bytes> needs = least_by_position(p);
+  const auto leave_free = [&](Bytes bytes) {
+    options.reserve.resize(needs.size());
+    for (size_t k = 0; k < needs.size(); ++k) {
+      options.reserve[k] = std::min(bytes, std::max<Bytes>(0, p.budget - needs[k]));
+    }
+  };
+  Bytes reduced = 0;       // what is to be left free
   Bytes failed = 0;        // the largest reduction that did not do
   int round = 0;
   const int most = improve && p.size() <= kShort ? kMostRoundsShort : kMostRounds;
@@ -188,7 +197,7 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
     if (r.excess_tier == kDevice) {
       failed = reduced;
       reduced += r.excess + r.excess / 4;
-      p.budget = problem.budget - reduced;
+      leave_free(reduced);
     } else {
       Bytes& capacity = machine.tiers[r.excess_tier.index()].capacity;
       capacity = std::max<Bytes>(1, capacity - r.excess);
@@ -198,7 +207,7 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
   if (reduced == 0 || round == most || p.size() > kShort || !improve) return {};
   for (int i = 0; i < kHalvings; ++i) {
     const Bytes middle = (failed + reduced) / 2;
-    p.budget = problem.budget - middle;
+    leave_free(middle);
     HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
     if (!r.candidate.valid()) {
       failed = middle;
@@ -209,6 +218,19 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
     portfolio.offer(std::move(r.candidate));
   }
   return {};
+}
+
+}  // namespace
+
+Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio) {
+  PlaceOptions options;
+  options.recompute = problem.request->recompute;
+  options.improve = problem.request->goal != Goal::kFit;
+  HR_TRY(plan_in_rounds(problem, name, options, portfolio));
+  // Few large tensors: whole ones can be packed by exact search, parts beside each other cannot.
+  if (!options.improve || problem.size() > kTiny) return {};
+  options.parts = false;
+  return plan_in_rounds(problem, name, options, portfolio);
 }
 
 namespace {

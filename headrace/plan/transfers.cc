@@ -93,7 +93,7 @@ class PieceBuilder {
     const int32_t since = written + 1;
     for (Bytes begin = 0; begin < g.moved;) {
       Bytes end = g.moved;
-      if (chunk_ > 0 && !moves_whole(span)) end = std::min(end, begin + chunk_);
+      if (chunk_ > 0 && !s_.moves_whole(span)) end = std::min(end, begin + chunk_);
       const Copy* copy = nullptr;
       for (const Copy& c : copies_) {
         if (c.tier != g.tier || written >= c.since) continue;
