@@ -439,7 +439,7 @@ TEST_F(Run, AControlGroupOfTheBudgetNeverKills) {
   if (::geteuid() != 0 || ::mkdir(group.c_str(), 0755) != 0) {
     GTEST_SKIP() << "no memory control group (v1) may be made here";
   }
-  for (const int mib : {16, 24, 40}) {
+  for (const int mib : {17, 24, 40}) {
     std::ofstream(group + "/memory.limit_in_bytes") << mib * 1024 * 1024;
     Process::Options options;
     options.in_child = [&] { std::ofstream(group + "/cgroup.procs") << ::getpid(); };
