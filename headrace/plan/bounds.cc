@@ -601,7 +601,7 @@ Bound with_cycle(const Problem& p, Bound bound) {
 
 Bound bound_of_order(const Problem& p, int iterations, Nanos upper_ns) {
   Bound out;
-  for (Nanos c : p.cost) out.compute_ns += c;
+  out.compute_ns = compute_ns(p);
   out.total_ns = out.compute_ns;
   out.reason = text_of("every op runs once: %.3f ms", static_cast<double>(out.compute_ns) * 1e-6);
   if (p.size() == 0 || p.machine->tiers.size() < 2) return out;

@@ -21,10 +21,6 @@ constexpr std::array<const char*, kPolicyCount> kNames = {
 constexpr int32_t kPrefetchOps = 5;     // the usual fixed distance
 constexpr double kAssumedRate = 50e9;   // bytes/s, whatever the link
 
-Bytes peak_of(const std::vector<Bytes>& profile) {
-  return profile.empty() ? 0 : *std::max_element(profile.begin(), profile.end());
-}
-
 void judge(const Problem& p, PolicySchedule& r) {
   r.peak_bytes = peak_of(schedule_profile(p, r.schedule));
   r.fits = r.peak_bytes <= p.budget;

@@ -32,7 +32,7 @@ class Search {
     const int64_t size = p_.size() + 4 * static_cast<int64_t>(pieces_);
     tries_ = std::clamp(kWalked / std::max<int64_t>(1, size), kLeastTries, kMostTries);
     tries_ = static_cast<int64_t>(static_cast<double>(tries_) * effort);
-    for (Nanos c : p_.cost) compute_ns_ += c;
+    compute_ns_ = plan::compute_ns(p_);
   }
 
   Improved run() {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "headrace/plan/order_graph.h"
+#include "headrace/plan/problem.h"
 
 namespace headrace::plan {
 namespace {
@@ -17,10 +18,6 @@ std::vector<OpId> ids_of(const std::vector<int32_t>& order) {
   ids.reserve(order.size());
   for (int32_t o : order) ids.push_back(OpId(o));
   return ids;
-}
-
-Bytes peak_of(const std::vector<Bytes>& held) {
-  return held.empty() ? 0 : *std::max_element(held.begin(), held.end());
 }
 
 // Always the ready op that adds the fewest bytes, what it allocates less what dies with it; ties by

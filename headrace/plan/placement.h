@@ -26,7 +26,6 @@ namespace headrace::plan {
 
 struct PlaceOptions {
   bool recompute = true;  // false: offload only, whatever the request says
-  bool codecs = true;     // false: codecs are not used, whatever the rules list
   bool improve = true;    // false: construction alone
   bool parts = true;      // false: what moves, moves whole: coarser, but easier to give extents to
   double effort = 1.0;    // multiplies the work that local search may spend

@@ -2,6 +2,7 @@
 #include "headrace/plan/problem.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace headrace::plan {
 namespace {
@@ -332,5 +333,11 @@ Nanos codec_cost(const Problem& problem, int32_t value, Codec codec) {
   return problem.machine->op_overhead_ns +
          static_cast<Nanos>(moved / problem.machine->memory_bytes_per_s * 1e9);
 }
+
+Bytes peak_of(const std::vector<Bytes>& profile) {
+  return profile.empty() ? 0 : *std::max_element(profile.begin(), profile.end());
+}
+
+Nanos compute_ns(const Problem& p) { return std::accumulate(p.cost.begin(), p.cost.end(), Nanos{0}); }
 
 }  // namespace headrace::plan

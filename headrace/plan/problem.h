@@ -77,6 +77,10 @@ Result<Problem> make_problem(const StepRequest& request, const std::vector<OpId>
 
 // The bytes held at each position when nothing moves.
 std::vector<Bytes> resident_profile(const Problem& problem);
+// The most of a profile; 0 when it is empty.
+Bytes peak_of(const std::vector<Bytes>& profile);
+// Every op once, without a wait: no plan takes less.
+Nanos compute_ns(const Problem& problem);
 
 // Predicted duration of encoding or decoding all of `value` by `codec`.
 Nanos codec_cost(const Problem& problem, int32_t value, Codec codec);

@@ -10,21 +10,16 @@
 namespace headrace::plan {
 namespace {
 
-constexpr int32_t kShort = 2000;  // positions of a step that is planned in a fraction of a second
-
 constexpr int32_t kTiny = 128;      // positions: rounds cost little and extents matter much
 constexpr int kLocalRounds = 8;
+constexpr int kMostRounds = 4;
 constexpr int kMostRoundsShort = 8;  // a step of few large tensors may need more room than four give
 constexpr int kHalvings = 3;         // of what lies between a reduction that did and one that did not
 
 // Search nodes of the allocator: what a plan that takes a fraction of a second can afford.
 int64_t search_nodes(const Problem& p) {
   if (p.request->goal == Goal::kFit) return 1'000;
-  return p.size() > kShort ? 2'000 : 20'000;
-}
-
-Bytes peak_of(const std::vector<Bytes>& profile) {
-  return profile.empty() ? 0 : *std::max_element(profile.begin(), profile.end());
+  return p.size() > kShortStep ? 2'000 : 20'000;
 }
 
 }  // namespace
@@ -135,10 +130,9 @@ void state_capacities(const Problem& problem, Program& program) {
 }
 
 // Few large tensors: their extents fail at one place, and room left there alone often does.
-Status leave_room_locally(const Problem& p, const std::string& name, PlaceOptions options,
-                          Portfolio& portfolio) {
-  options.reserve.assign(static_cast<size_t>(p.size()), 0);
-  const std::vector<Bytes> needs = least_by_position(p);
+Status leave_room_locally(const Problem& p, const std::vector<Bytes>& spare,
+                          const std::string& name, PlaceOptions options, Portfolio& portfolio) {
+  options.reserve.assign(spare.size(), 0);
   for (int round = 0; round < kLocalRounds; ++round) {
     HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
     if (!r.placed) return {};
@@ -152,16 +146,19 @@ Status leave_room_locally(const Problem& p, const std::string& name, PlaceOption
     for (int32_t k = r.worst_position - round - 1; k <= r.worst_position + round + 1; ++k) {
       if (k < 0 || k >= p.size()) continue;
       Bytes& reserve = options.reserve[static_cast<size_t>(k)];
-      const Bytes most = std::max<Bytes>(0, p.budget - needs[static_cast<size_t>(k)]);
-      reserve = std::min(most, reserve + std::min(r.excess, p.budget / 16));
+      reserve = std::min(spare[static_cast<size_t>(k)],
+                         reserve + std::min(r.excess, p.budget / 16));
     }
   }
   return {};
 }
 
-}  // namespace
-
-namespace {
+// By position: what can be left free of the budget there, whatever else is decided.
+std::vector<Bytes> spare_by_position(const Problem& p) {
+  std::vector<Bytes> spare = least_by_position(p);
+  for (Bytes& bytes : spare) bytes = std::max<Bytes>(0, p.budget - bytes);
+  return spare;
+}
 
 Status plan_in_rounds(const Problem& problem, const std::string& name, PlaceOptions options,
                       Portfolio& portfolio) {
@@ -169,20 +166,18 @@ Status plan_in_rounds(const Problem& problem, const std::string& name, PlaceOpti
   Machine machine = *problem.machine;
   p.machine = &machine;
   const bool improve = options.improve;
-  if (improve && p.size() <= kTiny) HR_TRY(leave_room_locally(p, name, options, portfolio));
+  const std::vector<Bytes> spare = spare_by_position(p);
+  if (improve && p.size() <= kTiny) HR_TRY(leave_room_locally(p, spare, name, options, portfolio));
   // Leaves `bytes` free at each position, or what the position can spare: an op that needs the whole
   // budget does not keep the others from leaving room.
-  const std::vector<Bytes> needs = least_by_position(p);
   const auto leave_free = [&](Bytes bytes) {
-    options.reserve.resize(needs.size());
-    for (size_t k = 0; k < needs.size(); ++k) {
-      options.reserve[k] = std::min(bytes, std::max<Bytes>(0, p.budget - needs[k]));
-    }
+    options.reserve = spare;
+    for (Bytes& reserve : options.reserve) reserve = std::min(reserve, bytes);
   };
   Bytes reduced = 0;       // what is to be left free
   Bytes failed = 0;        // the largest reduction that did not do
   int round = 0;
-  const int most = improve && p.size() <= kShort ? kMostRoundsShort : kMostRounds;
+  const int most = improve && p.size() <= kShortStep ? kMostRoundsShort : kMostRounds;
   for (; round < most; ++round) {
     HR_ASSIGN(Round r, run_round(p, name, options, portfolio));
     if (!r.placed) return {};
@@ -204,7 +199,7 @@ Status plan_in_rounds(const Problem& problem, const std::string& name, PlaceOpti
     }
   }
   // Short steps: what lies between the last that failed and the first that did may do as well.
-  if (reduced == 0 || round == most || p.size() > kShort || !improve) return {};
+  if (reduced == 0 || round == most || p.size() > kShortStep || !improve) return {};
   for (int i = 0; i < kHalvings; ++i) {
     const Bytes middle = (failed + reduced) / 2;
     leave_free(middle);
@@ -301,7 +296,7 @@ Status plan_by_policies(const Problem& p, Portfolio& portfolio) {
       const Nanos at_least = simulate(draft.program).total_ns;
       portfolio.count("simulate", static_cast<int64_t>(draft.program.instrs.size()));
       const Nanos best = portfolio.best().trace.total_ns;
-      const Nanos margin = p.size() > kShort ? best / 1000 : 0;  // not worth seconds of planning
+      const Nanos margin = p.size() > kShortStep ? best / 1000 : 0;  // not worth seconds of planning
       if (at_least + margin >= best) {
         portfolio.note(name_of(policy), true, at_least, s.peak_bytes);
         continue;

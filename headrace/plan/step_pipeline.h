@@ -11,6 +11,9 @@
 
 namespace headrace::plan {
 
+// Positions of a step that is planned in a fraction of a second.
+constexpr int32_t kShortStep = 2000;
+
 // A Program that fits, and what the simulator says of it.
 struct Candidate {
   std::string policy;
@@ -46,8 +49,7 @@ class Portfolio {
 };
 
 // The planner's own placement for this problem: placement, emit, offsets, again with less where the
-// offsets need more (at most kMostRounds). Errors: rules that cannot be obeyed.
-constexpr int kMostRounds = 4;
+// offsets need more, a counted number of times. Errors: rules that cannot be obeyed.
 Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio);
 
 // The policies, each looked at only as closely as it deserves: its live bytes first, then its time

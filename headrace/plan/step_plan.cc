@@ -22,7 +22,6 @@ namespace {
 
 constexpr size_t kMostOrders = 2;       // orders that placement is run for
 constexpr int kBoundIterations = 150;   // of the dual ascent, at 1,000 positions
-constexpr int32_t kShortStep = 2000;    // positions
 constexpr int kLeastBudgetSteps = 12;   // halvings in the search for the least budget
 
 // A cyclic plan for read-only weights of a model's graph is known to be optimal (plan.h).
@@ -34,8 +33,8 @@ Status offer_cyclic(const Problem& p, Portfolio& portfolio) {
   const bool kernels = std::any_of(p.graph->ops.begin(), p.graph->ops.end(), [](const Op& op) {
     return op.kind == OpKind::kKernel;
   });
-  const bool state_written = p.order != program_order(*p.graph);
-  if (!p.cyclic || !weights || kernels || state_written || !r.workload->rules.empty()) return {};
+  const bool reordered = p.order != program_order(*p.graph);
+  if (!p.cyclic || !weights || kernels || reordered || !r.workload->rules.empty()) return {};
   PlanRequest request;
   request.name = r.name;
   request.graph = std::shared_ptr<const Graph>(r.workload, &r.workload->graph);
@@ -112,16 +111,18 @@ Status offer_inherited(const Problem& p, Portfolio& portfolio) {
   return {};
 }
 
+// The best plan so far waits for nothing and runs nothing twice.
+bool unbeatable(const Portfolio& portfolio, const Problem& p) {
+  return portfolio.found() && portfolio.best().trace.total_ns <= compute_ns(p);
+}
+
 // Everything that is tried for one order. `main`: the first order, for which the policies run too.
 Status plan_order(const Problem& p, const std::string& name, bool main, Portfolio& portfolio) {
   const bool fit_only = p.request->goal == Goal::kFit;
   if (main) {
     HR_TRY(offer_inherited(p, portfolio));
     HR_TRY(plan_by_policy(p, Policy::kKeepEverything, portfolio));
-    // Nothing is faster than every op once without a wait.
-    Nanos compute = 0;
-    for (Nanos c : p.cost) compute += c;
-    if (portfolio.found() && (fit_only || portfolio.best().trace.total_ns <= compute)) return {};
+    if ((portfolio.found() && fit_only) || unbeatable(portfolio, p)) return {};
     HR_TRY(offer_cyclic(p, portfolio));
     if (portfolio.found() && fit_only) return {};
   }
@@ -158,9 +159,7 @@ Result<Attempt> attempt(const StepRequest& asked, const std::vector<OrderChoice>
                                                 a.portfolio.best().trace.total_ns < before);
     if (better) a.best = i;
     if (a.portfolio.found() && request.goal == Goal::kFit) break;
-    Nanos compute = 0;
-    for (Nanos c : a.problems.back().cost) compute += c;
-    if (a.portfolio.found() && a.portfolio.best().trace.total_ns <= compute) break;
+    if (unbeatable(a.portfolio, a.problems.back())) break;
   }
   return a;
 }

@@ -34,12 +34,6 @@ std::string check(const Problem& p, const Placement& placed) {
   return ScheduleChecker(p, placed.schedule).run();
 }
 
-Nanos compute_ns(const Problem& p) {
-  Nanos sum = 0;
-  for (Nanos c : p.cost) sum += c;
-  return sum;
-}
-
 TEST(Placement, KeepsEverythingWhenEverythingFits) {
   const Machine machine = test::step_machine(1e9);
   auto b = test::training_chain(6);
