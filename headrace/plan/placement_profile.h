@@ -27,14 +27,23 @@ class Profile {
   // Adds `bytes` at positions [lo, hi]; nothing when lo > hi.
   void add(int32_t lo, int32_t hi, Bytes bytes) {
     if (lo > hi || bytes == 0) return;
-    int32_t l = lo + leaves_, r = hi + leaves_ + 1;
-    const int32_t l0 = l, r0 = r - 1;
-    for (; l < r; l /= 2, r /= 2) {
-      if (l & 1) apply(l++, bytes);
-      if (r & 1) apply(--r, bytes);
+    int32_t l = lo + leaves_, r = hi + leaves_;
+    apply(l, bytes);
+    if (l != r) apply(r, bytes);
+    while (l / 2 != r / 2) {
+      if (!(l & 1)) apply(l + 1, bytes);
+      if (r & 1) apply(r - 1, bytes);
+      l /= 2;
+      r /= 2;
+      pull(l);
+      if (l != r) pull(r);
     }
-    for (int32_t i = l0 / 2; i > 0; i /= 2) pull(i);
-    for (int32_t i = r0 / 2; i > 0; i /= 2) pull(i);
+    // Above both ends a maximum that stays the same leaves all others as they are.
+    for (l /= 2; l > 0; l /= 2) {
+      const Bytes before = max_[at(l)];
+      pull(l);
+      if (max_[at(l)] == before) return;
+    }
   }
 
   // The most bytes at any position of [lo, hi]; very low when lo > hi.

@@ -63,6 +63,7 @@ State::State(const Problem& problem, const PlaceOptions& options)
       }
     }
   }
+  flush();
   next_over_.assign(at(problem.size()), -1);
   for (int32_t k = problem.size() - 1; k >= 0; --k) {
     const bool later = k + 1 < problem.size();
@@ -173,8 +174,35 @@ void State::save(int32_t v) {
 
 void State::add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier) {
   if (lo > hi || bytes == 0) return;
-  (tier == 0 ? planned_ : tiers_[at(tier)]).add(lo, hi, bytes);
+  if (tier == 0) {
+    changes_.push_back({lo, bytes});
+    changes_.push_back({hi + 1, -bytes});
+    return;
+  }
+  tiers_[at(tier)].add(lo, hi, bytes);
   if (!open_.empty()) added_.push_back({lo, hi, bytes, tier});
+}
+
+// One change takes away a gap and adds its two halves: most of what it adds to the device's bytes
+// cancels out, and what is left is added once.
+void State::flush() {
+  if (changes_.empty()) return;
+  std::sort(changes_.begin(), changes_.end());
+  int32_t lo = 0;
+  Bytes sum = 0;  // of the positions from `lo` on
+  for (size_t i = 0; i < changes_.size();) {
+    const int32_t k = changes_[i].first;
+    Bytes later = sum;
+    for (; i < changes_.size() && changes_[i].first == k; ++i) later += changes_[i].second;
+    if (later == sum) continue;
+    if (sum != 0) {
+      planned_.add(lo, k - 1, sum);
+      if (!open_.empty()) added_.push_back({lo, k - 1, sum, 0});
+    }
+    lo = k;
+    sum = later;
+  }
+  changes_.clear();
 }
 
 // Adds (sign 1) or takes away (-1) what a gap holds, on the device and in its tier.
@@ -304,6 +332,14 @@ void State::settle() {
     count(to_count_[i]);
   }
   to_count_.clear();
+  flush();
+}
+
+// What settle() would have done is taken back anyway.
+void State::drop_changes() {
+  for (int32_t k : to_count_) dirty_[at(k)] = false;
+  to_count_.clear();
+  changes_.clear();
 }
 
 // The time and the bytes of what runs again before position k. The op of the position needs its bytes
@@ -411,6 +447,7 @@ bool State::need(int32_t v, int32_t position, double ns_per_byte, int depth) {
   if (old.way == Way::kMove) {
     // Back for good when the rest of the gap has room for it.
     const Span rest = span(v, i + 1);
+    flush();
     if (rest.exists && planned_.max(rest.lo, rest.hi) + old.moved <= p_->budget) {
       set(v, i + 1, Gap{});
     }
@@ -466,10 +503,11 @@ bool State::try_rerun(int32_t v, int32_t gap, double ns_per_byte) {
   set(v, gap, Gap{});
   chain_left_ = kMostChain;
   const bool done = rerun(v, index_of(v, before), ns_per_byte, 0);
-  settle();
   if (done) {
+    settle();
     commit();
   } else {
+    drop_changes();
     rollback();
   }
   return done;

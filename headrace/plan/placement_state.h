@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "headrace/plan/placement.h"
@@ -53,7 +54,9 @@ struct Span {
 };
 
 // What is away over the begin or the end of the step is away as a whole: one copy must be complete.
-inline bool moves_whole(const Span& span) { return span.wraps || !span.loads_back; }
+inline bool moves_whole(const Span& span) {
+  return span.wraps || (!span.loads_back && span.after < 0);
+}
 
 class State {
  public:
@@ -138,6 +141,8 @@ class State {
 
   void save(int32_t v);
   void add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier = 0);
+  void flush();
+  void drop_changes();
   void charge(int32_t v, int32_t gap, int sign);
   void add_rerun(int32_t v, int32_t position);
   void remove_rerun(int32_t v, int32_t position);
@@ -166,6 +171,7 @@ class State {
   Nanos extra_total_ = 0;
   Profile planned_;
   std::vector<Profile> tiers_;                // by tier; [0] unused
+  std::vector<std::pair<int32_t, Bytes>> changes_;  // of the device's bytes, from a position on
   std::vector<Saved> saved_;
   std::vector<Added> added_;
   std::vector<Rerun> rerun_log_;
