@@ -16,7 +16,10 @@ constexpr std::array<const char*, kAttrCount> kAttrs = {
     "scale",    "mscale",          "eps",            "add_one",  "col_begin",
     "heads",    "kv_heads",        "head_dim",       "rope_half_split",
     "segment_tokens", "segments",  "window",         "softcap",  "act",
-    "seconds",  "flops",           "traffic",        "recompute"};
+    "seconds",  "flops",           "traffic",        "recompute",
+    "row_begin", "sequence",       "positions",      "weights",  "bias",      "inverse",
+    "probability", "stream",       "grad",           "max_norm", "beta1",     "beta2",
+    "weight_decay", "momentum",    "group"};
 
 constexpr std::array<const char*, kDataClassCount> kClasses = {
     "weight", "optimizer", "gradient", "activation", "kv", "input", "other"};

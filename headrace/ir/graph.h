@@ -126,7 +126,9 @@ enum class OpKind : uint8_t {
   // attrs: seconds (measured; absent: predicted from the two below), flops (multiply-adds count
   //        two), traffic (device bytes read and written; absent: those of its operands),
   //        recompute (0: must run exactly once, e.g. it draws random numbers; 1 when absent).
-  // Stated meaning, so that executed plans can be compared bit for bit: see kernel/synthetic.cc.
+  // Kernels called "hr.*" are the ops of training, see train_ops.h. All others are known by their
+  // costs alone and have a stated meaning, so that executed plans can be compared bit for bit: see
+  // kernel/synthetic.h.
   kKernel,
 };
 constexpr int kOpKindCount = 12;
@@ -136,8 +138,11 @@ enum class Attr : uint8_t {
   kScale, kMscale, kEps, kAddOne, kColBegin, kHeads, kKvHeads, kHeadDim, kRopeHalfSplit,
   kSegmentTokens, kSegments, kWindow, kSoftcap, kAct,
   kSeconds, kFlops, kTraffic, kRecompute,
+  // Of training ops (train_ops.h).
+  kRowBegin, kSequence, kPositions, kWeights, kBias, kInverse, kProbability, kStream, kGrad,
+  kMaxNorm, kBeta1, kBeta2, kWeightDecay, kMomentum, kGroup,
 };
-constexpr int kAttrCount = 18;
+constexpr int kAttrCount = 33;
 const char* name_of(Attr attr);
 
 struct Op {
@@ -185,6 +190,12 @@ struct StepRows {
   std::vector<int32_t> sequences;
   std::vector<int32_t> positions;
   std::vector<int32_t> output_rows;  // indices of rows whose logits are wanted
+  // Of a training step (train_ops.h); `sequences`, `positions` and `output_rows` are empty then.
+  std::vector<int32_t> targets;      // by row: the token to be predicted, -1: none
+  int64_t step = 0;                  // optimizer steps, from 1
+  uint64_t seed = 0;                 // of this step's dropout and stochastic rounding
+  double loss_scale = 1;
+  std::vector<double> rates;         // learning rate of each parameter group
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };
 

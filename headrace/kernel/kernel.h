@@ -36,8 +36,9 @@ struct OpContext {
 
 using KernelFn = void (*)(const OpContext&);
 
-// Null when there is none. The best instruction set the processor has, or the one forced.
-KernelFn find_kernel(OpKind kind, DeviceKind device);
+// What computes this op; null when nothing does. The best instruction set the processor has, or the
+// one forced.
+KernelFn find_kernel(const Op& op, DeviceKind device);
 // Device bytes that the kernel of this op needs beside its operands, for `threads` workers.
 Bytes workspace_bytes(const Graph& graph, const Op& op, int threads);
 

@@ -1,12 +1,23 @@
+#include "headrace/ir/train_ops.h"
 #include "headrace/kernel/kernel.h"
 #include "headrace/kernel/ops_cpu.h"
 #include "headrace/kernel/synthetic.h"
+#include "headrace/kernel/train.h"
 
 namespace headrace {
+namespace {
 
-KernelFn find_kernel(OpKind kind, DeviceKind device) {
+KernelFn find_named(const Op& op) {
+  if (!is_train_op(op)) return synthetic_cpu;
+  const TrainKernel* kernel = find_train_kernel(op.kernel);
+  return kernel == nullptr ? nullptr : kernel->run;
+}
+
+}  // namespace
+
+KernelFn find_kernel(const Op& op, DeviceKind device) {
   if (device != DeviceKind::kCpu) return nullptr;
-  switch (kind) {
+  switch (op.kind) {
     case OpKind::kEmbed: return embed_cpu;
     case OpKind::kRopeTable: return rope_table_cpu;
     case OpKind::kRmsNorm: return rms_norm_cpu;
@@ -18,7 +29,7 @@ KernelFn find_kernel(OpKind kind, DeviceKind device) {
     case OpKind::kAdd: return add_cpu;
     case OpKind::kSelectRows: return select_rows_cpu;
     case OpKind::kSoftcap: return softcap_cpu;
-    case OpKind::kKernel: return synthetic_cpu;
+    case OpKind::kKernel: return find_named(op);
   }
   return nullptr;
 }

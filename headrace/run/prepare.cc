@@ -96,10 +96,10 @@ class Preparer {
     const Op& op = g_.at(i.op);
     ComputeStep c;
     c.op = &op;
-    c.kernel = find_kernel(op.kind, DeviceKind::kCpu);
+    c.kernel = find_kernel(op, DeviceKind::kCpu);
     if (c.kernel == nullptr) {
-      return error(Code::kUnsupported, "no kernel computes %s ('%s')", name_of(op.kind),
-                   op.name.c_str());
+      const char* kind = op.kernel.empty() ? name_of(op.kind) : op.kernel.c_str();
+      return error(Code::kUnsupported, "no kernel computes %s ('%s')", kind, op.name.c_str());
     }
     for (TensorId t : op.inputs) {
       c.inputs.push_back(t.valid() ? address(t, step) : nullptr);

@@ -98,7 +98,7 @@ class OpHarness {
     };
     const auto inputs = at(op.inputs), outputs = at(op.outputs), updates = at(op.updates);
     const std::vector<const std::byte*> const_inputs(inputs.begin(), inputs.end());
-    const KernelFn kernel = find_kernel(op.kind, DeviceKind::kCpu);
+    const KernelFn kernel = find_kernel(op, DeviceKind::kCpu);
     ASSERT_NE(kernel, nullptr);
     kernel(OpContext{graph,
                      op,

@@ -47,7 +47,7 @@ struct Step {
     rows.tokens = {0};
     const std::vector<const std::byte*> inputs = {a.data(), b.data()};
     const std::vector<std::byte*> outputs = {out.data(), raw.data()}, updates = {state.data()};
-    find_kernel(OpKind::kKernel, DeviceKind::kCpu)(
+    find_kernel(graph.ops[op], DeviceKind::kCpu)(
         OpContext{graph, graph.ops[op], inputs, outputs, updates, workspace, rows, pool});
   }
   Memory result() const {

@@ -118,7 +118,7 @@ inline std::vector<float> plain_output(const RunnableGraph& r, const StepRows& r
     for (TensorId t : op.outputs) outputs.push_back(at[t.index()]);
     for (TensorId t : op.updates) updates.push_back(at[t.index()]);
     const auto workspace = aligned(op.workspace);
-    find_kernel(op.kind, DeviceKind::kCpu)(
+    find_kernel(op, DeviceKind::kCpu)(
         OpContext{g,
                   op,
                   inputs,

@@ -88,7 +88,7 @@ class PlainStep {
       for (TensorId t : op.outputs) outputs.push_back(memory_[t.index()].get());
       for (TensorId t : op.updates) updates.push_back(memory_[t.index()].get());
       const PageBuffer workspace = page_buffer(op.workspace);
-      find_kernel(op.kind, DeviceKind::kCpu)(
+      find_kernel(op, DeviceKind::kCpu)(
           OpContext{g_, op, inputs, outputs, updates,
                     {workspace.get(), static_cast<size_t>(op.workspace)}, rows, pool_});
     }
@@ -181,7 +181,8 @@ inline std::unique_ptr<Tier> open_kind(Kind kind, const std::vector<Bytes>& obje
       return std::move(*tier);
     }
     case Kind::kEmulated: {
-      const LinkModel model{info.load_bytes_per_s, info.latency_ns, info.duplex};
+      const LinkModel model{info.load_bytes_per_s, info.latency_ns, info.duplex,
+                            info.store_bytes_per_s};
       auto tier = open_emulated_tier(std::move(open_host_tier(objects, inline_copies).value()),
                                      std::make_shared<EmulatedLink>(model, clock), 4096);
       return std::move(*tier);

@@ -1,0 +1,98 @@
+// The ops of a training step: kKernel ops whose kernel's name starts with "hr.". Unlike a workload's
+// kernels they are known from inside: verify() checks their operands, kernel/ computes them.
+//
+// Vocabulary
+//   T        rows of an activation: tokens of one micro-batch, whole sequences one after another.
+//   n, k     columns. Weights of a product are [n, k]: n outputs, k inputs.
+//   c        the compute type: f32 or bf16, one for all activations and weights of products of an
+//            op. Weights of norms, biases, statistics, losses and gradients of weights are f32.
+//   target   a gradient of a weight. An op lists all its targets as `outputs` (it writes them) or
+//            all as `updates` (it adds to what they hold): "+=" below stands for either.
+//   scalar   a run-time number of the step, see StepRows: step, seed, loss_scale, rates.
+//   +x       an optional input, always last, present when the op has one input more.
+//
+// All sums are taken in an order that depends on shapes alone (docs/decisions/0007-training.md).
+// Token t of an op is row row_begin + t of the StepRows; its position is t mod sequence.
+//
+//   hr.embed          in: table tiles [v_i, n] c, in row order; with attr positions = 1 then also a
+//                     position table [P, n] c. out: x [T, n] c = table[token] (+ pos[position]).
+//                     attrs: row_begin, sequence, positions
+//   hr.embed_grad     in: dx [T, n] c. targets: of each table tile, then of the position table.
+//                     attrs: row_begin, sequence, positions
+//   hr.linear         in: x [T, k] c, weights [n_i, k] c (attr weights of them), then as many biases
+//                     [1, n_i] if attr bias = 1, +residual [T, N] c. out: y [T, N] c; columns
+//                     col_begin .. col_begin + sum n_i are scale * x . w^T + bias + residual, all
+//                     other columns are those of the residual (which must be there, if there are any).
+//                     attrs: weights, bias, scale, col_begin
+//   hr.linear_dx      in: dy [T, N] c, weights [n_i, k] c, +add [T, k] c.
+//                     out: dx [T, k] c = scale * dy[:, col_begin ..] . w + add.
+//                     attrs: weights, scale, col_begin
+//   hr.linear_dw      in: dy [T, N] c, x [T, k] c. targets: dw [n, k] += scale * dy[:, cols]^T . x;
+//                     with bias = 1 also db [1, n] += column sums of dy[:, cols].
+//                     attrs: bias, scale, col_begin
+//   hr.norm           in: x [T, n] c, weight [1, n], +bias [1, n]. out: y [T, n] c, stat f32 [T, 1]
+//                     (act = 0, RMS: 1 / sqrt(mean x^2 + eps)) or [T, 2] (act = 1, layer norm: mean,
+//                     1 / sqrt(var + eps)). attrs: act, eps
+//   hr.norm_dx        in: dy [T, n] c, x [T, n] c, weight, stat, +add [T, n] c. out: dx [T, n] c =
+//                     gradient + add. attrs: act
+//   hr.norm_dw        in: dy, x, stat. targets: dweight [1, n]; with bias = 1 also dbias [1, n].
+//                     attrs: act, bias
+//   hr.rope           in: qkv [T, (heads + 2 kv_heads) head_dim] c, inv_freq f32 [1, head_dim / 2].
+//                     out: the same with every head of q and k rotated by position * inv_freq (by
+//                     minus that when inverse = 1: the gradient), v as it was.
+//                     attrs: heads, kv_heads, head_dim, rope_half_split, sequence, inverse
+//   hr.attention      in: qkv as above (rotated). out: o [T, heads head_dim] c, lse f32 [T, heads]:
+//                     causal softmax(scale q k^T) v within each sequence; lse is the log of the sum
+//                     of exponentials. attrs: heads, kv_heads, head_dim, scale, sequence
+//   hr.attention_grad in: do, qkv, o, lse. out: dqkv. attrs as hr.attention
+//   hr.act            in: x. out: y [T, n] c. attr act: 0 silu(gate) * up, 1 gelu_tanh(gate) * up, of
+//                     x [T, 2n] = gate | up; 2 gelu_tanh(x) of x [T, n].
+//   hr.act_grad       in: dy, x. out: dx. attrs: act
+//   hr.dropout        in: x [T, n] c. out: y = x / (1 - p) or 0, by a counter-based generator over
+//                     (seed, stream, row_begin + t, column): the same op on dy is its gradient, and
+//                     running it again gives the same bits. attrs: probability (p), stream, row_begin
+//   hr.add            in: a, b [T, n] c. out: a + b.
+//   hr.loss           in: x [T, n] c, output table tiles [v_i, n] c. out: loss f32 [T, 1], the cross
+//                     entropy of each token's target (0 where the target is -1: not counted); with
+//                     attr grad >= 1 then dx [T, n] c; with grad = 2 targets follow for each tile:
+//                     outputs = loss, dx, tiles or outputs = loss, dx and updates = tiles.
+//                     Gradients are those of loss_scale * mean over the step's counted targets.
+//                     attrs: row_begin, grad
+//   hr.mean_loss      in: loss [T, 1] of each micro-batch. out: f32 [1, 1], the mean over counted
+//                     targets of the step.
+//   hr.sum_squares    in: gradient f32. out: f32 [1, 2]: a double-precision sum, high and low part.
+//   hr.clip           in: results of hr.sum_squares. out: f32 [1, 2] = factor, norm, where norm is
+//                     that of all gradients together over loss_scale, and factor what gradients are
+//                     multiplied by: min(1, max_norm / norm) / loss_scale (max_norm 0: no limit);
+//                     0 when the norm is not finite, which makes every optimizer op do nothing.
+//                     attrs: max_norm
+//   hr.adamw          in: gradient f32, +clip [1, 2]. updates: param, m f32, v f32 (, copy c). param is
+//                     f32, or bf16 rounded stochastically (seed, stream); copy is param rounded to
+//                     nearest. Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101):
+//                     p -= rate * (m' / (1 - beta1^step) / (sqrt(v' / (1 - beta2^step)) + eps)
+//                     + weight_decay * p). attrs: beta1, beta2, eps, weight_decay, group, stream
+//   hr.sgd            in: gradient f32, +clip. updates: param (, momentum f32 when attr momentum > 0)
+//                     (, copy c). b = momentum b + g + weight_decay p; p -= rate b.
+//                     attrs: momentum, weight_decay, group, stream
+//
+// Every op has flops and traffic as well (set by the builder), so that its cost is predicted like
+// that of any kernel; all but the last two may run again, unless they have updates.
+#pragma once
+
+#include <string_view>
+
+#include "headrace/ir/graph.h"
+
+namespace headrace {
+
+constexpr std::string_view kTrainPrefix = "hr.";
+
+inline bool is_train_op(const Op& op) {
+  return op.kind == OpKind::kKernel && op.kernel.starts_with(kTrainPrefix);
+}
+
+// Ok, or which operand or attribute of this op (is_train_op) is not as the table says. Ids and
+// element counts of tensors have been checked before.
+Status verify_train_op(const Graph& graph, const Op& op);
+
+}  // namespace headrace
