@@ -1,0 +1,61 @@
+// Checkpoints of a run: RUN/checkpoints/step-NNNNNNNN/, each a manifest.json and data files.
+//
+// Promises
+//   1. Atomic: written to a temporary folder, every file and the folder synced, then renamed. A
+//      kill at any moment leaves the checkpoints there were before, and at most one more. Temporary
+//      folders of the past are removed when a writer or reader meets them, unless their lock is
+//      held (two runs may save into one folder at once).
+//   2. Every block of 4 MiB has a checksum (XXH3, 64 bits) in the manifest; reading checks it. What
+//      is broken is kBadFile with the tensor's name; the one before it is tried by latest().
+//   3. Streams: memory is one block, whatever the size of a tensor.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "headrace/base/status.h"
+#include "headrace/base/types.h"
+
+namespace headrace {
+
+constexpr Bytes kCheckpointBlock = 4 * kMiB;
+
+struct CheckpointTensor {
+  std::string name;
+  std::string dtype;
+  int64_t rows = 0, cols = 0;
+  Bytes bytes = 0;
+};
+
+struct CheckpointInfo {
+  int64_t step = 0;               // optimizer steps done
+  int64_t next_sample = 0;        // of the dataset
+  double loss_scale = 1;
+  std::string config;             // JSON of the run's config
+  std::vector<CheckpointTensor> tensors;
+};
+
+// Reads `out.size()` bytes of tensor `index` from `begin`; writes them.
+using ReadPart = std::function<Status(size_t index, Bytes begin, std::span<std::byte> out)>;
+using WritePart = std::function<Status(size_t index, Bytes begin, std::span<const std::byte> in)>;
+using Progress = std::function<void(Bytes done, Bytes total)>;
+
+// Writes a checkpoint of `info` and removes all but the newest `keep`. kIo (ENOSPC included): what
+// was there before stands, nothing of this one is left. `block` is kCheckpointBlock bytes, lent.
+Status write_checkpoint(const std::string& run, const CheckpointInfo& info, int64_t keep,
+                        std::span<std::byte> block, const ReadPart& read,
+                        const Progress& progress = {});
+
+// The newest checkpoint of a run whose manifest is whole, as its folder; empty: none.
+Result<std::string> latest_checkpoint(const std::string& run);
+Result<CheckpointInfo> read_checkpoint_info(const std::string& folder);
+// Hands every block of every tensor to `write`, checksums checked.
+Status read_checkpoint(const std::string& folder, const CheckpointInfo& info,
+                       std::span<std::byte> block, const WritePart& write,
+                       const Progress& progress = {});
+
+}  // namespace headrace
