@@ -138,8 +138,7 @@ Bytes State::kept_bytes(int32_t v, const Gap& gap) const {
   switch (gap.way) {
     case Way::kKeep: return value.bytes;
     case Way::kMove: return value.bytes - gap.moved;
-    case Way::kCompress:
-      return round_up(encoded_bytes(gap.codec, p_->graph->at(value.tensor)), kLine);
+    case Way::kCompress: return encoded_form(v, gap.codec);
     case Way::kRecompute:
     case Way::kMoveCompressed: return 0;
   }
@@ -220,12 +219,10 @@ void State::charge(int32_t v, int32_t gap, int sign) {
   const Bytes kept = sign * kept_bytes(v, g);
   add(s.lo, s.hi, kept);
   add(s.lo2, s.hi2, kept);
+  if (g.codec != Codec::kNone) charge_codec(v, g, s, sign);
   const bool moves = g.way == Way::kMove || g.way == Way::kMoveCompressed;
   if (!moves || p_->values[at(v)].home == g.tier) return;
-  const Bytes moved =
-      g.way == Way::kMove
-          ? g.moved
-          : round_up(encoded_bytes(g.codec, p_->graph->at(p_->values[at(v)].tensor)), kLine);
+  const Bytes moved = g.way == Way::kMove ? g.moved : encoded_form(v, g.codec);
   const int32_t hi = std::min(p_->size() - 1, s.before);
   if (s.wraps) {
     add(std::max(0, s.after), p_->size() - 1, sign * moved, g.tier.value);
@@ -237,7 +234,7 @@ void State::charge(int32_t v, int32_t gap, int sign) {
 
 void State::begin() {
   open_.push_back({saved_.size(), added_.size(), rerun_log_.size(), recounted_.size(),
-                   transactions_++});
+                   coded_.size(), transactions_++});
 }
 
 void State::commit() {
@@ -247,6 +244,7 @@ void State::commit() {
   added_.clear();
   rerun_log_.clear();
   recounted_.clear();
+  coded_.clear();
 }
 
 void State::rollback() {
@@ -264,6 +262,7 @@ void State::rollback() {
       list.push_back(r.value);
     }
   }
+  uncode(mark.coded);
   for (; saved_.size() > mark.saved; saved_.pop_back()) {
     values_[at(saved_.back().value)] = std::move(saved_.back().state);
   }
@@ -283,14 +282,8 @@ void State::set(int32_t v, int32_t gap, const Gap& way) {
   }
   save(v);
   charge(v, gap, -1);
-  const Codec old = values_[at(v)].gaps[at(gap)].codec;
   values_[at(v)].gaps[at(gap)] = way;
   charge(v, gap, 1);
-  if (old != way.codec) {
-    const Span s = span(v, gap);
-    recount(s.after + 1);
-    recount(s.before);
-  }
   settle();
 }
 
@@ -371,7 +364,8 @@ void State::count(int32_t k) {
     pass(v);
     for (int32_t input : p_->reads[at(p_->values[at(v)].producer)]) pass(input);
   }
-  const Bytes extra = list.empty() ? 0 : std::max(pulse - op_bytes(k), -passes);
+  pulse = std::max(pulse, coding_pulse(k, &ns));
+  const Bytes extra = std::max(pulse - op_bytes(k), -passes);
   if (!open_.empty()) recounted_.push_back({k, extra_ns_[at(k)], extra_bytes_[at(k)]});
   put_extra(k, ns, extra);
 }
@@ -550,6 +544,8 @@ void State::remove_demand(int32_t v, int32_t position) {
   s.gaps.erase(s.gaps.begin() + i);
   // What is left of the right side: its reruns stay valid, since they are for the touch that ends it.
   s.gaps[at(i)] = was_dead ? Gap{} : (away(right.way) ? right : left);
+  const bool inside = i > 0 && i < static_cast<int32_t>(s.touches.size());
+  if (s.gaps[at(i)].codec != Codec::kNone && !inside) s.gaps[at(i)] = Gap{};
   charge(v, i, 1);
   if (wraps && i == 0 && last > 1) charge(v, last - 1, 1);
 }

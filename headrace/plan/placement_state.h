@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -21,7 +22,8 @@
 namespace headrace::plan {
 
 // How a gap is spent. kMove: `moved` bytes from the begin of the value are away in `tier`.
-// kCompress: the encoded form stays; kMoveCompressed: it is moved as well (all of it).
+// kCompress: the encoded form stays; kMoveCompressed: it is moved as well (all of it). Encoded before the
+// first position of the gap, decoded before the touch that ends it (placement_codecs.cc).
 struct Gap {
   Way way = Way::kKeep;
   Codec codec = Codec::kNone;
@@ -34,6 +36,14 @@ struct Touch {
   int32_t position = 0;
   int32_t demands = 0;  // ops that run again before `position` and read the value
   bool own = false;     // touched by the op at `position`
+};
+
+// A value is encoded or decoded before a position.
+struct Coding {
+  int32_t value = 0;
+  Codec codec = Codec::kNone;
+  bool encodes = false;
+  auto operator<=>(const Coding&) const = default;
 };
 
 // gaps[i] lies before touches[i], gaps[touches.size()] after the last.
@@ -54,9 +64,7 @@ struct Span {
 };
 
 // What is away over the begin or the end of the step is away as a whole: one copy must be complete.
-inline bool moves_whole(const Span& span) {
-  return span.wraps || (!span.loads_back && span.after < 0);
-}
+inline bool moves_whole(const Span& span) { return span.wraps || !span.loads_back; }
 
 class State {
  public:
@@ -103,6 +111,14 @@ class State {
   Nanos extra_ns() const { return extra_total_; }
   const std::vector<int32_t>& reruns(int32_t k) const { return reruns_[static_cast<size_t>(k)]; }
 
+  // What is encoded or decoded before position k, by value; encodes come before loads, decodes after.
+  const std::vector<Coding>& codings(int32_t k) const;
+  // The ways of a gap that its rule's codecs allow, lossless ones first; none unless touches of the step
+  // lie on both sides. A value is encoded by one codec throughout.
+  std::vector<Gap> codec_ways(int32_t v, int32_t gap) const;
+  // Bytes of the encoded form on the device or in a tier.
+  Bytes encoded_form(int32_t v, Codec codec) const;
+
   // Transactions nest: rollback() takes back all since the matching begin(), commit() hands it to the
   // one around.
   void begin();
@@ -139,11 +155,21 @@ class State {
     Bytes extra_bytes;
   };
 
+  struct Coded {
+    int32_t position;
+    Coding coding;
+    bool added;
+  };
+
   void save(int32_t v);
   void add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier = 0);
   void flush();
   void drop_changes();
   void charge(int32_t v, int32_t gap, int sign);
+  void charge_codec(int32_t v, const Gap& gap, const Span& span, int sign);
+  void put_coding(int32_t position, const Coding& coding, bool add);
+  Bytes coding_pulse(int32_t position, Nanos* ns) const;
+  void uncode(size_t mark);
   void add_rerun(int32_t v, int32_t position);
   void remove_rerun(int32_t v, int32_t position);
   void recount(int32_t position);
@@ -176,13 +202,15 @@ class State {
   std::vector<Added> added_;
   std::vector<Rerun> rerun_log_;
   std::vector<Recounted> recounted_;
+  std::map<int32_t, std::vector<Coding>> codings_;  // by position
+  std::vector<Coded> coded_;
   std::vector<int32_t> to_count_;             // positions whose count is no longer right
   std::vector<bool> dirty_;                   // by position: it is among them
   std::vector<int32_t> value_stamp_, op_stamp_;  // scratch of count()
   int32_t stamp_ = 0;
   std::vector<int32_t> save_mark_;            // by value: the transaction that saved it
   struct Mark {
-    size_t saved, added, reruns, recounted;
+    size_t saved, added, reruns, recounted, coded;
     int32_t transaction;
   };
   std::vector<Mark> open_;
