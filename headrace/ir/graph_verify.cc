@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "headrace/ir/graph.h"
+#include "headrace/ir/train_ops.h"
 
 namespace headrace {
 namespace {
@@ -183,7 +184,7 @@ class Verifier {
       HR_TRY(check_id(id, false));
       HR_TRY(write_columns(id, 0, g_.at(id).cols));
     }
-    return {};
+    return is_train_op(op) ? verify_train_op(g_, op) : Status();
   }
 
   Status check_kernel_attrs(const Op& op) {
@@ -191,6 +192,7 @@ class Verifier {
       const bool seconds = attr == Attr::kSeconds;
       const bool work = attr == Attr::kFlops || attr == Attr::kTraffic;
       const bool known = seconds || work || attr == Attr::kRecompute;
+      if (!known && is_train_op(op)) continue;  // verify_train_op() knows them
       const double most = seconds ? kMostSeconds : work ? kMostWork : 1;
       if (!known) return bad("an attribute that a kernel does not have", name_of(attr));
       // Written so that NaN fails.
