@@ -2,7 +2,9 @@
 // as the structs are; an unknown key is refused. docs/guide/training.md explains each.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "headrace/base/status.h"
@@ -96,6 +98,11 @@ Result<TrainConfig> read_train_config(const std::string& path);
 Result<TrainConfig> parse_train_config(std::string_view json, const std::string& folder);
 // A form that parse_train_config reads back to the same config.
 std::string to_json(const TrainConfig& config);
+
+// A path of the config as this process can open it: relative ones are taken from config.folder.
+std::string path_of(const TrainConfig& config, const std::string& path);
+// The same config, meaning the same files wherever it is read: what a checkpoint should hold.
+TrainConfig with_absolute_paths(const TrainConfig& config);
 
 // Learning rate at optimizer step `step`, from 1, before a group's scale.
 double rate_at(const TrainConfig& config, int64_t step);
