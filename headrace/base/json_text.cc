@@ -1,6 +1,7 @@
 #include "headrace/base/json_text.h"
 
-#include "headrace/base/status.h"
+#include <algorithm>
+#include <nlohmann/json.hpp>
 
 namespace headrace {
 namespace {
@@ -26,7 +27,78 @@ size_t character_at(std::string_view s, size_t i) {
   return overlong || surrogate || beyond ? 0 : n;
 }
 
+// Takes everything and keeps why the parser stopped.
+class ErrorPlace : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return true; }
+  bool key(string_t&) override { return true; }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(size_t read, const std::string&,
+                   const nlohmann::detail::exception& why) override {
+    read_ = read;
+    too_large_ = why.id == 406;  // "number overflow"
+    return false;
+  }
+
+  size_t read_ = 0;  // bytes, with the one that does not belong
+  bool too_large_ = false;
+};
+
+// Of a number or of true, false and null.
+bool in_word(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
+         c == '+' || c == '-' || c == '_';
+}
+
 }  // namespace
+
+std::string printable(std::string_view text) {
+  constexpr size_t kMost = 100;
+  std::string out;
+  for (const char c : text.substr(0, kMost)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      out += c;
+    } else {
+      out += text_of("\\x%02x", byte);
+    }
+  }
+  if (text.size() > kMost) out += "...";
+  return out;
+}
+
+Status json_error(std::string_view json) {
+  ErrorPlace place;
+  if (nlohmann::json::sax_parse(json.begin(), json.end(), &place)) return {};
+  const bool cut = place.read_ > json.size() || json.empty();
+  size_t at = std::min(place.read_, json.size());
+  if (!cut && at > 0) --at;
+  if (!cut && in_word(json[at])) {
+    while (at > 0 && in_word(json[at - 1])) --at;
+  }
+  const std::string_view before = json.substr(0, at);
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const size_t newline = before.rfind('\n');
+  const size_t column = at - (newline == std::string_view::npos ? 0 : newline + 1) + 1;
+  if (cut) {
+    return error(Code::kBadFile, "not valid JSON: it ends unfinished at line %td, column %zu", line,
+                 column);
+  }
+  constexpr size_t kShown = 24;
+  const std::string_view rest = json.substr(at, kShown);
+  return error(Code::kBadFile, "not valid JSON at line %td, column %zu, near '%s'%s", line, column,
+               printable(rest.substr(0, rest.find('\n'))).c_str(),
+               place.too_large_ ? ", a number too large" : "");
+}
 
 std::string json_quoted(std::string_view text) {
   std::string out;

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "headrace/base/json_fields.h"
+#include "headrace/base/json_text.h"
 #include "headrace/cost/predictor.h"
 
 namespace headrace {
@@ -58,49 +61,73 @@ std::string to_json(const Machine& m) {
 
 namespace {
 
+using ReadJson = nlohmann::json;
+constexpr double kAny = std::numeric_limits<double>::max();  // verify() knows what is too much
+
 // A table of rates by type name; types that it does not list keep their rate.
-Status read_rates(const Json& j, const char* table, std::array<double, kDTypeCount>& rates) {
-  for (const auto& [type, rate] : j.at(table).items()) {
+Status read_rates(const JsonFields& f, const char* table, std::array<double, kDTypeCount>& rates) {
+  if (!f.find(table)->is_object()) return f.bad(table, "is not a table of rates by type");
+  const JsonFields rate(*f.find(table), f.what() + ": " + table);
+  for (const auto& [type, value] : f.find(table)->items()) {
     HR_ASSIGN(const DType dtype, dtype_from_name(type));
-    const double value = rate.get<double>();
-    if (!(value > 0)) {
-      return error(Code::kBadFile, "machine file: %s of %s is not above zero", table, type.c_str());
-    }
-    rates[static_cast<size_t>(dtype)] = value;
+    HR_TRY(rate.number(type.c_str(), -kAny, kAny, &rates[static_cast<size_t>(dtype)]));
   }
   return {};
 }
 
-TierInfo read_tier(const Json& j) {
-  TierInfo t{j.at("name").get<std::string>(), j.at("capacity").get<Bytes>(),
-             j.at("load_bytes_per_s").get<double>(), j.at("store_bytes_per_s").get<double>(),
-             j.at("latency_ns").get<Nanos>()};
-  t.duplex = j.value("duplex", false);
-  t.group = j.value("group", -1);
-  return t;
+Status read_tier(const ReadJson& j, size_t number, TierInfo* t) {
+  const JsonFields f(j, "the machine file: tier", number);
+  HR_TRY(f.all({"name", "capacity", "load_bytes_per_s", "store_bytes_per_s", "latency_ns"}));
+  HR_TRY(f.only({"name", "capacity", "load_bytes_per_s", "store_bytes_per_s", "latency_ns",
+                 "duplex", "group"}));
+  int64_t group = t->group;
+  HR_TRY(f.text("name", &t->name));
+  HR_TRY(f.integer("capacity", INT64_MIN, INT64_MAX, &t->capacity));
+  HR_TRY(f.number("load_bytes_per_s", -kAny, kAny, &t->load_bytes_per_s));
+  HR_TRY(f.number("store_bytes_per_s", -kAny, kAny, &t->store_bytes_per_s));
+  HR_TRY(f.integer("latency_ns", INT64_MIN, INT64_MAX, &t->latency_ns));
+  HR_TRY(f.flag("duplex", &t->duplex));
+  HR_TRY(f.integer("group", -1, INT32_MAX, &group));
+  t->group = static_cast<int32_t>(group);
+  return {};
 }
 
-Status read_machine(const Json& j, Machine& m) {
-  m.name = j.at("name").get<std::string>();
-  m.threads = j.at("threads").get<int>();
-  m.memory_bytes_per_s = j.at("memory_bytes_per_s").get<double>();
-  HR_TRY(read_rates(j, "matmul_per_s", m.matmul_per_s));
-  HR_TRY(read_rates(j, "matvec_bytes_per_s", m.matvec_bytes_per_s));
-  m.vector_per_s = j.at("vector_per_s").get<double>();
-  m.op_overhead_ns = j.at("op_overhead_ns").get<Nanos>();
-  m.tiers.clear();
-  for (const Json& t : j.at("tiers")) m.tiers.push_back(read_tier(t));
-  if (j.contains("kernels")) {
-    for (const auto& [kernel, model] : j.at("kernels").items()) {
-      m.kernels[kernel] = {model.at("samples").get<int64_t>(),
-                           model.at("seconds").get<std::array<double, kKernelFeatures>>(),
-                           model.at("workspace").get<std::array<double, kKernelFeatures>>()};
-    }
+Status read_kernels(const ReadJson& j, Machine& m) {
+  if (!j.is_object()) return error(Code::kBadFile, "the machine file: 'kernels' is not an object");
+  for (const auto& [kernel, model] : j.items()) {
+    const JsonFields f(model, "the machine file: kernel '" + printable(kernel) + "'");
+    HR_TRY(f.all({"samples", "seconds", "workspace"}));
+    KernelModel& k = m.kernels[kernel];
+    HR_TRY(f.integer("samples", 0, INT64_MAX, &k.samples));
+    HR_TRY(f.numbers("seconds", k.seconds));
+    HR_TRY(f.numbers("workspace", k.workspace));
   }
-  if (j.contains("sources")) {
-    for (const auto& [number, source] : j.at("sources").items()) {
-      m.sources[number] = source.get<std::string>();
-    }
+  return {};
+}
+
+Status read_machine(const ReadJson& j, Machine& m) {
+  const JsonFields f(j, "the machine file");
+  HR_TRY(f.all({"name", "threads", "memory_bytes_per_s", "matmul_per_s", "matvec_bytes_per_s",
+                "vector_per_s", "op_overhead_ns", "tiers"}));
+  int64_t threads = 0;
+  HR_TRY(f.text("name", &m.name));
+  HR_TRY(f.integer("threads", INT32_MIN, INT32_MAX, &threads));
+  m.threads = static_cast<int>(threads);
+  HR_TRY(f.number("memory_bytes_per_s", -kAny, kAny, &m.memory_bytes_per_s));
+  HR_TRY(read_rates(f, "matmul_per_s", m.matmul_per_s));
+  HR_TRY(read_rates(f, "matvec_bytes_per_s", m.matvec_bytes_per_s));
+  HR_TRY(f.number("vector_per_s", -kAny, kAny, &m.vector_per_s));
+  HR_TRY(f.integer("op_overhead_ns", INT64_MIN, INT64_MAX, &m.op_overhead_ns));
+  const ReadJson& tiers = *f.find("tiers");
+  if (!tiers.is_array()) return f.bad("tiers", "is not a list");
+  m.tiers.assign(tiers.size(), TierInfo());
+  for (size_t t = 0; t < tiers.size(); ++t) HR_TRY(read_tier(tiers[t], t, &m.tiers[t]));
+  if (f.find("kernels") != nullptr) HR_TRY(read_kernels(*f.find("kernels"), m));
+  if (f.find("sources") == nullptr) return {};
+  if (!f.find("sources")->is_object()) return f.bad("sources", "is not an object");
+  const JsonFields sources(*f.find("sources"), "the machine file: sources");
+  for (const auto& [number, source] : f.find("sources")->items()) {
+    HR_TRY(sources.text(number.c_str(), &m.sources[number]));
   }
   return {};
 }
@@ -181,14 +208,10 @@ Status verify(const Machine& m) {
 }
 
 Result<Machine> machine_from_json(std::string_view source) {
-  const Json j = Json::parse(source, nullptr, /*allow_exceptions=*/false);
-  if (j.is_discarded()) return error(Code::kBadFile, "the machine file is not JSON");
+  const ReadJson j = ReadJson::parse(source, nullptr, /*allow_exceptions=*/false);
+  if (j.is_discarded()) return json_error(source).within("the machine file");
   Machine m = Machine::defaults(1);
-  try {
-    HR_TRY(read_machine(j, m));
-  } catch (const Json::exception& e) {
-    return error(Code::kBadFile, "machine file: %s (`headrace probe` writes one)", e.what());
-  }
+  HR_TRY(read_machine(j, m));
   HR_TRY(verify(m));
   return m;
 }

@@ -143,7 +143,6 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   std::vector<Event> events;
   std::map<std::string, int64_t> totals;
   std::string program;
-  std::string why;  // the parser's complaint
 
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
@@ -178,9 +177,8 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
     --depth_;
     return true;
   }
-  bool parse_error(std::size_t at, const std::string&,
-                   const nlohmann::detail::exception& e) override {
-    why = text_of("byte %zu: %s", at, e.what());
+  bool parse_error(std::size_t, const std::string&,
+                   const nlohmann::detail::exception&) override {
     return false;
   }
 
@@ -268,7 +266,7 @@ std::string to_chrome_json(const Program& program, const Trace& trace) {
 Result<TraceFile> parse_chrome_json(std::string_view json) {
   Reader reader;
   if (!nlohmann::json::sax_parse(json.begin(), json.end(), &reader)) {
-    return error(Code::kBadFile, "a trace that is no JSON: %s", reader.why.c_str());
+    return json_error(json);
   }
   const auto version = reader.totals.find("headrace_trace");
   if (version == reader.totals.end() || reader.program.empty()) {

@@ -124,19 +124,4 @@ void FileReader::seek(Bytes offset) {
   next_ = 0;
 }
 
-std::string printable(std::string_view text) {
-  constexpr size_t kMost = 100;
-  std::string out;
-  for (const char c : text.substr(0, kMost)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      out += c;
-    } else {
-      out += text_of("\\x%02x", byte);
-    }
-  }
-  if (text.size() > kMost) out += "...";
-  return out;
-}
-
 }  // namespace headrace

@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-#include "headrace/base/status.h"
+#include "headrace/base/json_text.h"
 #include "headrace/base/types.h"
 
 namespace headrace {
@@ -63,9 +63,5 @@ class FileReader {
   Bytes next_ = 0;      // index in the buffer of the next byte
   Bytes furthest_ = 0;  // how far the file was read: what the page cache may hold
 };
-
-// Text of a file made safe to print: bytes that are not printable ASCII become \xNN, and
-// long text is cut.
-std::string printable(std::string_view text);
 
 }  // namespace headrace

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <array>
 
-#include "headrace/model/file_reader.h"
-#include "headrace/model/json_fields.h"
+#include "headrace/base/json_fields.h"
+#include "headrace/base/json_text.h"
 #include "headrace/model/step_graph.h"
 
 namespace headrace {
@@ -217,12 +217,8 @@ Result<StepConfig> step_preset(std::string_view name) {
 }
 
 Result<StepConfig> parse_step_config(std::string_view json) {
-  Json document;
-  try {
-    document = Json::parse(json.begin(), json.end());
-  } catch (const Json::exception& e) {
-    return error(Code::kBadFile, "not valid JSON: %s", printable(e.what()).c_str());
-  }
+  const Json document = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (document.is_discarded()) return json_error(json);
   const JsonFields f(document, "the step config");
   HR_TRY(f.only({"step", "comment"}));
   if (f.find("step") == nullptr) return f.bad("step", "is missing");

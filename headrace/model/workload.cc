@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "headrace/model/file_reader.h"
-#include "headrace/model/json_fields.h"
+#include "headrace/base/json_fields.h"
+#include "headrace/base/json_text.h"
 #include "headrace/model/step_graph.h"
 #include "headrace/model/workload_parts.h"
 
@@ -38,8 +38,8 @@ Result<Json> read_elements(std::string_view json, const ElementFn& take) {
   Json rest;
   try {
     rest = Json::parse(json.begin(), json.end(), filter);
-  } catch (const Json::exception& e) {
-    return error(Code::kBadFile, "not valid JSON: %s", printable(e.what()).c_str());
+  } catch (const Json::exception&) {
+    return json_error(json);
   }
   HR_TRY(status);
   if (!rest.is_object()) return error(Code::kBadFile, "not a JSON object");

@@ -1,5 +1,5 @@
 // Workloads written in our format.
-#include "headrace/model/json_fields.h"
+#include "headrace/base/json_fields.h"
 #include "headrace/model/workload.h"
 
 namespace headrace {

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "headrace/model/file_reader.h"
-#include "headrace/model/json_fields.h"
+#include "headrace/base/json_fields.h"
 #include "headrace/model/workload.h"
 #include "headrace/model/workload_parts.h"
 

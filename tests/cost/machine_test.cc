@@ -68,8 +68,8 @@ TEST(Machine, AFileThatIsNoMachineIsRefusedWithAReason) {
     EXPECT_NE(at, std::string::npos) << from;
     return text.replace(at, from.size(), to);
   };
-  refused("", "not JSON");
-  refused("{", "not JSON");
+  refused("", "the machine file: not valid JSON");
+  refused("{\n  \"name\": oops}", "not valid JSON at line 2, column 11, near 'oops}'");
   refused("[]", "machine file");
   refused("{}", "machine file");
   refused("null", "machine file");

@@ -1,10 +1,10 @@
-#include "headrace/model/json_fields.h"
+#include "headrace/base/json_fields.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "headrace/model/file_reader.h"
+#include "headrace/base/json_text.h"
 
 namespace headrace {
 
@@ -38,6 +38,16 @@ Status JsonFields::only(std::initializer_list<const char*> keys) const {
     const bool known =
         std::any_of(keys.begin(), keys.end(), [&k = key](const char* name) { return k == name; });
     if (!known) return bad(key.c_str(), "is not a key that is known here");
+  }
+  return {};
+}
+
+Status JsonFields::all(std::initializer_list<const char*> keys) const {
+  if (!object_.is_object()) {
+    return error(Code::kBadFile, "%s is not a JSON object", what().c_str());
+  }
+  for (const char* key : keys) {
+    if (find(key) == nullptr) return bad(key, "is missing");
   }
   return {};
 }
@@ -103,6 +113,17 @@ Status JsonFields::integer(const char* key, int64_t least, int64_t most, int64_t
                         .c_str());
   }
   *out = number;
+  return {};
+}
+
+Status JsonFields::numbers(const char* key, std::span<double> out) const {
+  const Json* value = find(key);
+  if (value == nullptr) return {};
+  const bool fits = value->is_array() && value->size() == out.size() &&
+                    std::all_of(value->begin(), value->end(),
+                                [](const Json& element) { return element.is_number(); });
+  if (!fits) return bad(key, text_of("is not a list of %zu numbers", out.size()).c_str());
+  for (size_t i = 0; i < out.size(); ++i) out[i] = (*value)[i].get<double>();
   return {};
 }
 

@@ -1,11 +1,13 @@
 // The fields of one JSON object, read with errors that name the object and the key. For small
 // objects whose keys are all known: one that is not is refused, since it is most often a typing
-// mistake. Used by the readers of this folder only.
+// mistake. For readers' own code only: nlohmann's headers take seconds to compile.
 #pragma once
 
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "headrace/base/status.h"
 
@@ -23,6 +25,8 @@ class JsonFields {
 
   // kBadFile when the value is no object or has a key that is not listed.
   Status only(std::initializer_list<const char*> keys) const;
+  // kBadFile when the value is no object or one of the keys is absent.
+  Status all(std::initializer_list<const char*> keys) const;
   // nullptr when absent.
   const nlohmann::json* find(const char* key) const;
   // Each leaves *out as it is when the key is absent; kBadFile when the value is of another type or
@@ -31,6 +35,8 @@ class JsonFields {
   Status flag(const char* key, bool* out) const;
   Status number(const char* key, double least, double most, double* out) const;
   Status integer(const char* key, int64_t least, int64_t most, int64_t* out) const;
+  // An array of as many numbers as `out` has.
+  Status numbers(const char* key, std::span<double> out) const;
   // An array of texts.
   Status texts(const char* key, std::vector<std::string>* out) const;
 
