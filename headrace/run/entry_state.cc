@@ -24,13 +24,6 @@ Result<Buffer> buffer_of(Bytes bytes) {
   return out;
 }
 
-// The range of `place` that a copy has, in whole units of its tier.
-TierExtent extent_of(const ExecutorState& state, const Residency& r, Bytes bytes) {
-  const CopyPlace& place = state.options.copies[r.tier.index()];
-  const Bytes unit = state.tiers[r.tier.index()]->describe().alignment;
-  return {place.object, place.offset + r.offset, round_up(bytes, unit)};
-}
-
 Result<TensorId> state_called(const Program& p, std::string_view name) {
   const Graph& g = *p.graph;
   for (size_t t = 0; t < g.tensors.size(); ++t) {
@@ -53,25 +46,61 @@ Bytes own_bytes(const Tensor& t, const Residency& r) {
   return std::min(range_bytes(t, r.range), t.bytes - r.range.begin);
 }
 
-Status store_copy(ExecutorState& state, const Residency& r, std::span<const std::byte> from) {
-  HR_ASSIGN(const Buffer buffer, buffer_of(static_cast<Bytes>(from.size())));
-  std::memcpy(buffer.get(), from.data(), from.size());
-  const TierExtent to = extent_of(state, r, static_cast<Bytes>(from.size()));
-  Tier& tier = *state.tiers[r.tier.index()];
-  HR_ASSIGN(const Ticket ticket,
-            tier.store({buffer.get(), static_cast<size_t>(to.bytes)}, to));
+// The part of a copy that a transfer of whole units moves, and how far into it the wanted bytes are.
+struct Part {
+  TierExtent extent;
+  size_t skew = 0;
+};
+Part part_of(const ExecutorState& state, const Residency& r, Bytes begin, Bytes bytes) {
+  const CopyPlace& place = state.options.copies[r.tier.index()];
+  const Bytes unit = state.tiers[r.tier.index()]->describe().alignment;
+  const Bytes wanted = place.offset + r.offset + begin;
+  const Bytes from = round_down(wanted, unit);
+  return {{place.object, from, round_up(wanted + bytes - from, unit)},
+          static_cast<size_t>(wanted - from)};
+}
+
+Status transfer(Tier& tier, const TierExtent& extent, std::span<std::byte> memory, bool stores) {
+  HR_ASSIGN(const Ticket ticket, stores ? tier.store(memory, extent) : tier.load(extent, memory));
   return tier.wait(ticket);
 }
 
-Status load_copy(ExecutorState& state, const Residency& r, std::span<std::byte> to) {
-  HR_ASSIGN(const Buffer buffer, buffer_of(static_cast<Bytes>(to.size())));
-  const TierExtent from = extent_of(state, r, static_cast<Bytes>(to.size()));
+// Bytes [begin, begin + from.size()) of the copy `r`.
+Status store_copy(ExecutorState& state, const Residency& r, Bytes begin,
+                  std::span<const std::byte> from) {
+  const Part part = part_of(state, r, begin, static_cast<Bytes>(from.size()));
+  HR_ASSIGN(const Buffer buffer, buffer_of(part.extent.bytes));
+  const std::span<std::byte> memory(buffer.get(), static_cast<size_t>(part.extent.bytes));
   Tier& tier = *state.tiers[r.tier.index()];
-  HR_ASSIGN(const Ticket ticket,
-            tier.load(from, {buffer.get(), static_cast<size_t>(from.bytes)}));
-  HR_TRY(tier.wait(ticket));
-  std::memcpy(to.data(), buffer.get(), to.size());
+  const bool whole = part.skew == 0 && from.size() == memory.size();
+  if (!whole) HR_TRY(transfer(tier, part.extent, memory, false));  // what lies around stays
+  std::memcpy(memory.data() + part.skew, from.data(), from.size());
+  return transfer(tier, part.extent, memory, true);
+}
+
+Status load_copy(ExecutorState& state, const Residency& r, Bytes begin, std::span<std::byte> to) {
+  const Part part = part_of(state, r, begin, static_cast<Bytes>(to.size()));
+  HR_ASSIGN(const Buffer buffer, buffer_of(part.extent.bytes));
+  const std::span<std::byte> memory(buffer.get(), static_cast<size_t>(part.extent.bytes));
+  HR_TRY(transfer(*state.tiers[r.tier.index()], part.extent, memory, false));
+  std::memcpy(to.data(), memory.data() + part.skew, to.size());
   return {};
+}
+
+// What of bytes [begin, begin + bytes) of a tensor the residency has: [first, end) of the tensor.
+struct Overlap {
+  Bytes first = 0, end = 0;
+  bool empty() const { return first >= end; }
+};
+Overlap overlap_of(const Tensor& t, const Residency& r, Bytes begin, Bytes bytes) {
+  return {std::max(begin, r.range.begin),
+          std::min(begin + bytes, r.range.begin + own_bytes(t, r))};
+}
+
+Status check_part(const Tensor& t, Bytes begin, size_t bytes) {
+  if (begin >= 0 && static_cast<Bytes>(bytes) <= t.bytes - begin) return {};
+  return error(Code::kUsage, "state '%s' has %lld bytes, not %zu from %lld on", t.name.c_str(),
+               static_cast<long long>(t.bytes), bytes, static_cast<long long>(begin));
 }
 
 Status load_weight(ExecutorState& state, const Program& p, const Residency& r) {
@@ -87,7 +116,7 @@ Status load_weight(ExecutorState& state, const Program& p, const Residency& r) {
   HR_ASSIGN(const Buffer buffer, buffer_of(bytes));
   HR_ASSIGN(const Ticket ticket, files.load(from, {buffer.get(), static_cast<size_t>(bytes)}));
   HR_TRY(files.wait(ticket));
-  return store_copy(state, r, {buffer.get(), static_cast<size_t>(bytes)});
+  return store_copy(state, r, 0, {buffer.get(), static_cast<size_t>(bytes)});
 }
 
 }  // namespace
@@ -115,26 +144,60 @@ Status Executor::load_entry_state(const Prepared& prepared) {
 }
 
 Status Executor::write_state(const Prepared& prepared, std::string_view name,
-                             std::span<const std::byte> bytes) {
+                             std::span<const std::byte> bytes, Bytes begin) {
   ExecutorState& s = *state_;
   const Program& p = prepared.body->program;
   HR_ASSIGN(const TensorId id, state_called(p, name));
   const Tensor& t = p.graph->at(id);
-  if (static_cast<Bytes>(bytes.size()) != t.bytes) {
-    return error(Code::kUsage, "state '%s' has %lld bytes, not %zu", t.name.c_str(),
-                 static_cast<long long>(t.bytes), bytes.size());
-  }
+  HR_TRY(check_part(t, begin, bytes.size()));
   HR_TRY(s.settle());
   for (const Residency& r : p.residencies) {
     if (r.tensor != id || r.begin != kEntry) continue;
     if (r.codec != Codec::kNone) return encoded(p, r);
-    const Bytes own = own_bytes(t, r);
-    if (own <= 0) continue;
-    const auto from = bytes.subspan(static_cast<size_t>(r.range.begin), static_cast<size_t>(own));
+    const Overlap part = overlap_of(t, r, begin, static_cast<Bytes>(bytes.size()));
+    if (part.empty()) continue;
+    const auto from = bytes.subspan(static_cast<size_t>(part.first - begin),
+                                    static_cast<size_t>(part.end - part.first));
+    const Bytes inside = part.first - r.range.begin;
     if (r.tier == kDevice) {
-      std::memcpy(s.arena.at(r.offset, own).data(), from.data(), from.size());
+      std::memcpy(s.arena.at(r.offset + inside, part.end - part.first).data(), from.data(),
+                  from.size());
     } else {
-      HR_TRY(store_copy(s, r, from).within("state '" + t.name + "'"));
+      HR_TRY(store_copy(s, r, inside, from).within("state '" + t.name + "'"));
+    }
+  }
+  return {};
+}
+
+Status Executor::read_state(const Prepared& prepared, std::string_view name,
+                            std::span<std::byte> out, Bytes begin) {
+  ExecutorState& s = *state_;
+  const Program& p = prepared.body->program;
+  HR_ASSIGN(const TensorId id, state_called(p, name));
+  const Tensor& t = p.graph->at(id);
+  HR_TRY(check_part(t, begin, out.size()));
+  HR_TRY(s.settle());
+  std::vector<const Residency*> places;
+  for (const Residency& r : p.residencies) {
+    if (r.tensor != id || r.end != p.exit()) continue;
+    if (!overlap_of(t, r, begin, static_cast<Bytes>(out.size())).empty()) places.push_back(&r);
+  }
+  // A copy may be older than what the device has, or than a copy stored later: the newest last.
+  std::stable_sort(places.begin(), places.end(), [](const Residency* a, const Residency* b) {
+    const bool a_here = a->tier == kDevice, b_here = b->tier == kDevice;
+    return a_here != b_here ? b_here : a->begin < b->begin;
+  });
+  for (const Residency* r : places) {
+    if (r->codec != Codec::kNone) return encoded(p, *r);
+    const Overlap part = overlap_of(t, *r, begin, static_cast<Bytes>(out.size()));
+    const auto to = out.subspan(static_cast<size_t>(part.first - begin),
+                                static_cast<size_t>(part.end - part.first));
+    const Bytes inside = part.first - r->range.begin;
+    if (r->tier == kDevice) {
+      std::memcpy(to.data(), s.arena.at(r->offset + inside, part.end - part.first).data(),
+                  to.size());
+    } else {
+      HR_TRY(load_copy(s, *r, inside, to).within("state '" + t.name + "'"));
     }
   }
   return {};
@@ -142,31 +205,10 @@ Status Executor::write_state(const Prepared& prepared, std::string_view name,
 
 Result<std::vector<std::byte>> Executor::read_state(const Prepared& prepared,
                                                     std::string_view name) {
-  ExecutorState& s = *state_;
-  const Program& p = prepared.body->program;
-  HR_ASSIGN(const TensorId id, state_called(p, name));
-  const Tensor& t = p.graph->at(id);
-  HR_TRY(s.settle());
-  std::vector<const Residency*> places;
-  for (const Residency& r : p.residencies) {
-    if (r.tensor == id && r.end == p.exit() && own_bytes(t, r) > 0) places.push_back(&r);
-  }
-  // A copy may be older than what the device has, or than a copy stored later: the newest last.
-  std::stable_sort(places.begin(), places.end(), [](const Residency* a, const Residency* b) {
-    const bool a_here = a->tier == kDevice, b_here = b->tier == kDevice;
-    return a_here != b_here ? b_here : a->begin < b->begin;
-  });
-  std::vector<std::byte> out(static_cast<size_t>(t.bytes));
-  for (const Residency* r : places) {
-    if (r->codec != Codec::kNone) return encoded(p, *r);
-    const std::span<std::byte> to(out.data() + r->range.begin,
-                                  static_cast<size_t>(own_bytes(t, *r)));
-    if (r->tier == kDevice) {
-      std::memcpy(to.data(), s.arena.at(r->offset, own_bytes(t, *r)).data(), to.size());
-    } else {
-      HR_TRY(load_copy(s, *r, to).within("state '" + t.name + "'"));
-    }
-  }
+  HR_ASSIGN(const TensorId id, state_called(prepared.body->program, name));
+  const Bytes bytes = prepared.body->program.graph->at(id).bytes;
+  std::vector<std::byte> out(static_cast<size_t>(bytes));
+  HR_TRY(read_state(prepared, name, out, 0));
   return out;
 }
 

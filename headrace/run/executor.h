@@ -102,11 +102,15 @@ class Executor {
   // Loads the weights that the Program expects at entry, on the device and as copies, from their
   // files: for the first run of a Program that no other leads to. Waits for all transfers.
   Status load_entry_state(const Prepared& prepared);
-  // Writes a state tensor (tensor.bytes bytes) to every place where the Program has it at entry.
-  // kUsage when there is no such state tensor; kUnsupported when it is encoded there.
+  // Writes bytes [begin, begin + bytes.size()) of a state tensor to every place where the Program has
+  // it at entry. kUsage when there is no such state tensor, or it has no such bytes; kUnsupported
+  // when it is encoded there.
   Status write_state(const Prepared& prepared, std::string_view name,
-                     std::span<const std::byte> bytes);
-  // Reads a state tensor from where the Program has left it. Errors as for write_state.
+                     std::span<const std::byte> bytes, Bytes begin = 0);
+  // Reads such a part of a state tensor from where the Program has left it. Errors as write_state.
+  Status read_state(const Prepared& prepared, std::string_view name, std::span<std::byte> out,
+                    Bytes begin);
+  // All of it.
   Result<std::vector<std::byte>> read_state(const Prepared& prepared, std::string_view name);
 
   // Bytes of transfers so far, by kind.
