@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 done, 2 usage, 3 does not fit the budget, 4 bad or unsupported "
       "file,\n"
-      "5 input or output failed, 130 stopped by a signal.");
+      "5 input or output failed, 6 the loss is not a number, 130 stopped by a signal.");
   app.require_subcommand(1);
   headrace::cli::Action action;
   headrace::cli::add_run(app, &action);

@@ -27,6 +27,7 @@ int exit_code(Code code) {
     case Code::kBadFile:
     case Code::kUnsupported: return 4;
     case Code::kIo: return 5;
+    case Code::kNotFinite: return 6;
     case Code::kCancelled: return 130;
   }
   return 1;
@@ -40,6 +41,7 @@ const char* code_name(Code code) {
     case Code::kBadFile: return "bad_file";
     case Code::kUnsupported: return "unsupported";
     case Code::kIo: return "io";
+    case Code::kNotFinite: return "not_finite";
     case Code::kCancelled: return "cancelled";
   }
   return "unknown";

@@ -21,6 +21,7 @@ enum class Code {
   kBadFile,      // a file is corrupt, truncated or inconsistent (exit 4)
   kUnsupported,  // a valid request for something we do not do; names it (exit 4)
   kIo,           // the system refused a read, write or map; names file, offset, errno (exit 5)
+  kNotFinite,    // a computation gave no number: NaN or infinity; names the op (exit 6)
   kCancelled,    // stopped on request (exit 130)
 };
 

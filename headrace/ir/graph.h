@@ -195,6 +195,8 @@ struct StepRows {
   int64_t step = 0;                  // optimizer steps, from 1
   uint64_t seed = 0;                 // of this step's dropout and stochastic rounding
   double loss_scale = 1;
+  // False: an evaluation. Optimizer ops change nothing and dropout passes everything.
+  bool update = true;
   std::vector<double> rates;         // learning rate of each parameter group
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };

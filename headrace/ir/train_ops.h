@@ -8,7 +8,9 @@
 //            op. Weights of norms, biases, statistics, losses and gradients of weights are f32.
 //   target   a gradient of a weight. An op lists all its targets as `outputs` (it writes them) or
 //            all as `updates` (it adds to what they hold): "+=" below stands for either.
-//   scalar   a run-time number of the step, see StepRows: step, seed, loss_scale, rates.
+//   scalar   a run-time number of the step, see StepRows: step, seed, loss_scale, rates. When
+//            StepRows::update is false, hr.dropout copies and optimizer ops change nothing.
+//   clip     the result of hr.clip or hr.guard.
 //   +x       an optional input, always last, present when the op has one input more.
 //
 // All sums are taken in an order that depends on shapes alone (docs/decisions/0007-training.md).
@@ -60,6 +62,9 @@
 //                     attrs: row_begin, grad
 //   hr.mean_loss      in: loss [T, 1] of each micro-batch. out: f32 [1, 1], the mean over counted
 //                     targets of the step.
+//   hr.guard          in: the result of hr.mean_loss. out: f32 [1, 2] = factor, 0: what hr.clip is for
+//                     steps without clipping. factor is 1 / loss_scale, or 0 when the loss is not
+//                     finite, so that a broken forward pass changes no parameter.
 //   hr.sum_squares    in: gradient f32. out: f32 [1, 2]: a double-precision sum, high and low part.
 //   hr.clip           in: results of hr.sum_squares. out: f32 [1, 2] = factor, norm, where norm is
 //                     that of all gradients together over loss_scale, and factor what gradients are

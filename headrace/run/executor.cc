@@ -1,11 +1,46 @@
 #include "headrace/run/executor.h"
 
+#include <cmath>
 #include <cstring>
 
+#include "headrace/kernel/half.h"
 #include "headrace/run/executor_state.h"
 
 namespace headrace {
 namespace {
+
+// Elements before the first that is not finite; all of them otherwise.
+int64_t finite_elements(const Tensor& t, const std::byte* at) {
+  const int64_t n = t.rows * t.cols;
+  int64_t i = 0;
+  if (t.dtype == DType::kF32) {
+    const float* x = reinterpret_cast<const float*>(at);
+    while (i < n && std::isfinite(x[i])) ++i;
+  } else if (t.dtype == DType::kBF16) {
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(at);
+    while (i < n && std::isfinite(bf16_to_f32(x[i]))) ++i;
+  } else {
+    i = n;
+  }
+  return i;
+}
+
+Status check_finite(const Graph& g, const ComputeStep& c) {
+  const auto check = [&](const std::vector<TensorId>& ids,
+                         const std::vector<std::byte*>& at) -> Status {
+    for (size_t k = 0; k < ids.size(); ++k) {
+      const Tensor& t = g.at(ids[k]);
+      const int64_t n = finite_elements(t, at[k]);
+      if (n == t.rows * t.cols) continue;
+      return error(Code::kNotFinite, "element [%lld, %lld] of '%s' is NaN or infinite",
+                   static_cast<long long>(n / t.cols), static_cast<long long>(n % t.cols),
+                   t.name.c_str());
+    }
+    return {};
+  };
+  HR_TRY(check(c.op->outputs, c.outputs));
+  return check(c.op->updates, c.updates);
+}
 
 // One run of one Program.
 class Run {
@@ -76,6 +111,7 @@ class Run {
     const OpContext context{*p_.program.graph, *c.op, c.inputs, c.outputs, c.updates,
                             c.workspace,       rows_, state_.pool};
     c.kernel(context);
+    if (state_.check_finite) HR_TRY(check_finite(*p_.program.graph, c));
     return done(s, i, begin, ready);
   }
 
@@ -197,6 +233,8 @@ Result<PreparedPtr> Executor::prepare(Program program) {
   s.carried.reserve(2 * (s.held.size() + prepared->body->transfers.size()));
   return prepared;
 }
+
+void Executor::check_finite(bool on) { state_->check_finite = on; }
 
 const Program& Executor::program_of(const Prepared& prepared) { return prepared.body->program; }
 

@@ -25,6 +25,7 @@ struct ExecutorState {
   Transfers transfers;
   std::shared_ptr<PreparedProgram> current;  // the Program entered last; null: none
   Executor::Moved moved;
+  bool check_finite = false;
   Status failed;  // the error that ended it all
 
   ExecutorState(Arena& a, std::vector<Tier*> t, ThreadPool& p, ExecutorOptions o)

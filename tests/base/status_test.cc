@@ -28,6 +28,7 @@ TEST(Status, EveryCodeHasTheDocumentedExitCodeAndAName) {
       {Code::kBadFile, 4, "bad_file"},
       {Code::kUnsupported, 4, "unsupported"},
       {Code::kIo, 5, "io"},
+      {Code::kNotFinite, 6, "not_finite"},
       {Code::kCancelled, 130, "cancelled"}};
   for (const auto& [code, exit, name] : table) {
     EXPECT_EQ(exit_code(code), exit);
