@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <queue>
 
 namespace headrace::plan {
@@ -17,6 +18,7 @@ constexpr double kCoverWeight = 1e-3;
 // Chains of ops that may be tried in one construction, for each value and position; a chain is at most
 // 64 ops. After that ways without running again are all there is.
 constexpr int64_t kTrials = 40;
+constexpr double kNever = std::numeric_limits<double>::infinity();  // a ratio
 
 struct Option {
   double ratio = 0;  // seconds (ns) per useful byte; smaller is better
@@ -29,7 +31,8 @@ class Construction {
  public:
   Construction(State& state, const BuildOptions& options)
       : s_(state), p_(state.problem()), options_(options), price_(options.price),
-        tiers_(p_.machine->tiers), no_reruns_(at(p_.size()), false) {
+        tiers_(p_.machine->tiers), no_reruns_(at(p_.size()), false),
+        exact_(at(state.values())), exact_when_(at(state.values()), 0) {
     std::vector<Nanos> free = p_.cost;
     int32_t streams = 0;
     for (size_t t = 1; t < tiers_.size(); ++t) {
@@ -71,34 +74,50 @@ class Construction {
   }
 
  private:
-  using Entry = std::pair<double, int32_t>;  // ratio, value
+  using Entry = std::pair<double, int32_t>;  // ratio, or less than it; value
 
-  // Commits ways until position `w` fits, or nothing is left to commit. Returns the commits.
+  // Commits ways until position `w` fits, or nothing is left to commit. Returns the commits. Chains
+  // are tried only for what could be the best: the rest waits with the least that its ratio can be.
   int64_t free_at(int32_t w) {
     std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> heap;
-    for (int32_t v = 0; v < s_.values(); ++v) {
-      const Option o = best_option(v, w);
+    const auto push = [&](int32_t v) {
+      const Option o = best_option(v, w, false);
       if (o.gap.way != Way::kKeep) heap.push({o.ratio, v});
-    }
+    };
+    ++version_;
+    for (int32_t v = 0; v < s_.values(); ++v) push(v);
     int64_t commits = 0;
     while (!heap.empty() && s_.over(w) > 0) {
       const auto [ratio, v] = heap.top();
       heap.pop();
-      const Option o = best_option(v, w);
+      const double next = heap.empty() ? kNever : heap.top().first * (1 + 1e-9) + 1e-12;
+      Option& o = exact_[at(v)];
+      if (exact_when_[at(v)] != version_) {
+        const Option least = best_option(v, w, false);
+        if (least.gap.way == Way::kKeep) continue;
+        if (least.ratio > next) {
+          heap.push({least.ratio, v});
+          continue;
+        }
+        o = best_option(v, w, true);
+        exact_when_[at(v)] = version_;
+      }
       if (o.gap.way == Way::kKeep) continue;
-      if (!heap.empty() && o.ratio > heap.top().first * (1 + 1e-9) + 1e-12) {
+      if (o.ratio > next) {
         heap.push({o.ratio, v});
         continue;
       }
       commit(v, w, o);
+      ++version_;
       ++commits;
-      const Option again = best_option(v, w);
-      if (again.gap.way != Way::kKeep) heap.push({again.ratio, v});
+      push(v);
     }
     return commits;
   }
 
-  Option best_option(int32_t v, int32_t w) {
+  // The best way for what `v` holds at position `w`. Not `exact`: an op that runs again is taken to
+  // need nothing else to, and only the ratio and whether there is a way are of use.
+  Option best_option(int32_t v, int32_t w, bool exact) {
     Option best;
     if (!s_.movable(v)) return best;
     const int32_t gap = s_.gap_at(v, w);
@@ -118,13 +137,31 @@ class Construction {
       const Option o = move_option(v, gap, tier, kept, over);
       if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
     }
-    const Option o = banned && options_.banned_way == Way::kRecompute
-                         ? Option()
-                         : rerun_option(v, gap, w, over);
-    if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
+    const double least = banned && options_.banned_way == Way::kRecompute
+                             ? kNever
+                             : least_rerun(v, gap, std::min(kept, over));
+    if (least < (best.gap.way == Way::kKeep ? kNever : best.ratio)) {
+      Option o;
+      if (exact) {
+        o = rerun_option(v, gap, w, over);
+      } else {
+        o.ratio = least;
+        o.gap.way = Way::kRecompute;
+      }
+      if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
+    }
     if (best.gap.way != Way::kKeep) best.ratio += kCoverWeight * byte_ns_ * uncovered(v, gap);
     if (options_.noise > 0) best.ratio *= 1 + options_.noise * random(v);
     return best;
+  }
+
+  // The least ratio of running the op of `v` again for `useful` bytes: its own seconds, or none where
+  // it may run again for another of its outputs already. kNever: not possible.
+  double least_rerun(int32_t v, int32_t gap, Bytes useful) const {
+    const Value& value = p_.values[at(v)];
+    if (!value.can_recompute || trials_ <= 0 || no_reruns_[at(s_.span(v, gap).before)]) return kNever;
+    if (p_.births[at(value.producer)].size() > 1) return 0;
+    return static_cast<double>(p_.cost[at(value.producer)]) / static_cast<double>(useful);
   }
 
   // In [0, 1), the same for a value throughout (SplitMix64: Steele, Lea and Flood, 2014).
@@ -223,8 +260,7 @@ class Construction {
 
   Option rerun_option(int32_t v, int32_t gap, int32_t w, Bytes over) {
     Option o;
-    if (!p_.values[at(v)].can_recompute || no_reruns_[at(s_.span(v, gap).before)]) return o;
-    if (--trials_ < 0) return o;
+    --trials_;
     const Nanos before_ns = s_.extra_ns();
     const Bytes before_max = s_.planned().max();
     s_.begin();
@@ -266,6 +302,9 @@ class Construction {
   std::vector<Calendar> links_;       // by stream
   std::vector<bool> no_reruns_;       // by position: what ran again before it was too much there
   std::vector<int32_t> over_before_;  // positions over budget at the begin, before position k
+  int64_t version_ = 0;               // of the state and the position that is to fit
+  std::vector<Option> exact_;         // by value: its best way, with the chain that it needs
+  std::vector<int64_t> exact_when_;   // by value: the version that it is of
 };
 
 }  // namespace
