@@ -105,6 +105,8 @@ class State {
   // again as well where that costs at most `ns_per_byte` of theirs, else kept until then. False: not
   // possible, nothing changed.
   bool try_rerun(int32_t v, int32_t gap, double ns_per_byte);
+  // False: try_rerun() would say so as well, whatever it costs.
+  bool may_rerun(int32_t v, int32_t gap) const { return rerunnable(v, gap, 0); }
 
   // Time that the ops that run again, and codecs, add before position k; and in all.
   Nanos extra_ns(int32_t k) const { return extra_ns_[static_cast<size_t>(k)]; }
