@@ -159,7 +159,7 @@ class Construction {
   // it may run again for another of its outputs already. kNever: not possible.
   double least_rerun(int32_t v, int32_t gap, Bytes useful) const {
     const Value& value = p_.values[at(v)];
-    if (!value.can_recompute || trials_ <= 0 || no_reruns_[at(s_.span(v, gap).before)]) return kNever;
+    if (trials_ <= 0 || !s_.may_rerun(v, gap) || no_reruns_[at(s_.span(v, gap).before)]) return kNever;
     if (p_.births[at(value.producer)].size() > 1) return 0;
     return static_cast<double>(p_.cost[at(value.producer)]) / static_cast<double>(useful);
   }
