@@ -9,6 +9,10 @@
 namespace headrace {
 namespace {
 
+double rate_of(const LinkModel& model, bool store) {
+  return store && model.store_bytes_per_s != 0 ? model.store_bytes_per_s : model.bytes_per_s;
+}
+
 struct Booked {
   Ticket inner;
   Nanos ready_at = 0;
@@ -25,8 +29,9 @@ class EmulatedTier final : public Tier {
     description_ = inner_->describe();
     description_.kind = "emulated";
     description_.method = text_of(
-        "%s/s, %lld ns, %s, over %s (%s)",
-        human_bytes(static_cast<Bytes>(model.bytes_per_s)).c_str(),
+        "%s/s, stores %s/s, %lld ns, %s, over %s (%s)",
+        human_bytes(static_cast<Bytes>(rate_of(model, false))).c_str(),
+        human_bytes(static_cast<Bytes>(rate_of(model, true))).c_str(),
         static_cast<long long>(model.latency_ns), model.duplex ? "duplex" : "shared",
         inner_->describe().kind.c_str(), inner_->describe().method.c_str());
     description_.memory_bytes += table_.memory_bytes();
@@ -92,7 +97,7 @@ class EmulatedTier final : public Tier {
 
 Nanos EmulatedLink::book(Bytes bytes, bool store) {
   Nanos& free_at = free_at_[store && model_.duplex ? 1 : 0];
-  const double ns = std::ceil(static_cast<double>(bytes) / model_.bytes_per_s * 1e9);
+  const double ns = std::ceil(static_cast<double>(bytes) / rate_of(model_, store) * 1e9);
   free_at = std::max(free_at, clock_->now()) + static_cast<Nanos>(ns);
   return free_at + model_.latency_ns;
 }
@@ -101,10 +106,11 @@ Result<std::unique_ptr<Tier>> open_emulated_tier(std::unique_ptr<Tier> inner,
                                                  std::shared_ptr<EmulatedLink> link,
                                                  int max_tickets) {
   const LinkModel& model = link->model();
-  if (!(model.bytes_per_s > 0) || !std::isfinite(model.bytes_per_s) ||
+  const double load = rate_of(model, false), store = rate_of(model, true);
+  if (!(load > 0) || !std::isfinite(load) || !(store > 0) || !std::isfinite(store) ||
       model.latency_ns < 0)
-    return error(Code::kUsage, "emulated link of %g bytes/s and %lld ns",
-                 model.bytes_per_s, static_cast<long long>(model.latency_ns));
+    return error(Code::kUsage, "emulated link of %g bytes/s, stores %g bytes/s, and %lld ns", load,
+                 store, static_cast<long long>(model.latency_ns));
   if (max_tickets < 1)
     return error(Code::kUsage, "emulated tier: %d tickets", max_tickets);
   return std::unique_ptr<Tier>(

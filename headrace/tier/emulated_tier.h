@@ -2,8 +2,8 @@
 // inside it stands for a slower memory, with a file tier inside for a slower disk; the
 // emulated device of every test configuration is one of these.
 //
-// The model: a link carries one transfer at a time, in the order of submission, at
-// `bytes_per_s`; a transfer is complete `latency_ns` after its last byte left, and
+// The model: a link carries one transfer at a time, in the order of submission, at the rate
+// of its direction; a transfer is complete `latency_ns` after its last byte left, and
 // latencies overlap. A duplex link carries loads and stores independently, a shared one
 // does not. Tiers that are given the same EmulatedLink share it.
 //
@@ -21,9 +21,10 @@
 namespace headrace {
 
 struct LinkModel {
-  double bytes_per_s = 1e9;  // > 0
-  Nanos latency_ns = 0;      // >= 0
+  double bytes_per_s = 1e9;      // of loads; > 0
+  Nanos latency_ns = 0;          // >= 0
   bool duplex = true;
+  double store_bytes_per_s = 0;  // 0: as loads
 };
 
 class EmulatedLink {
@@ -43,7 +44,7 @@ class EmulatedLink {
 };
 
 // Puts `inner` behind `link`. `max_tickets`: unwaited transfers, see TicketTable. kUsage
-// when the model has no bandwidth or a negative latency, or max_tickets is below 1.
+// when a rate of the model is no bandwidth or its latency is negative, or max_tickets is below 1.
 Result<std::unique_ptr<Tier>> open_emulated_tier(std::unique_ptr<Tier> inner,
                                                  std::shared_ptr<EmulatedLink> link,
                                                  int max_tickets = 256);

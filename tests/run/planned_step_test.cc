@@ -15,14 +15,14 @@ using test::RandomStep;
 using test::StepRig;
 using test::weight_file;
 
-// A file and two memories behind links of their own; an EmulatedLink has one rate both ways.
+// A file and two memories behind links of their own, of which one stores slower than it loads.
 Machine three_tiers(uint64_t seed) {
   Machine m = Machine::defaults(1);
   m.op_overhead_ns = 0;
   const double rate = 2e7 * static_cast<double>(1 + seed % 4);
   m.tiers = {{"device", 0, 0, 0, 0, false, -1},
              {"file", kGiB, rate, rate, 50'000, false, -1},
-             {"host", kGiB, 3 * rate, 3 * rate, 10'000, seed % 2 == 0, -1},
+             {"host", kGiB, 3 * rate, 2 * rate, 10'000, seed % 2 == 0, -1},
              {"remote", 128 * kKiB, 2 * rate, 2 * rate, 20'000, true, -1}};
   return m;
 }

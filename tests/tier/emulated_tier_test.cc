@@ -83,6 +83,18 @@ TEST_F(EmulatedTierTest, ADuplexLinkCarriesLoadsAndStoresAtOnceASharedOneDoesNot
   EXPECT_EQ(end_of(*tier, b), begin + 200'000);
 }
 
+TEST_F(EmulatedTierTest, StoresHaveARateOfTheirOwn) {
+  for (const bool duplex : {true, false}) {
+    auto tier =
+        make(std::make_shared<EmulatedLink>(LinkModel{1e9, 0, duplex, 2.5e8}, clock_));
+    const Nanos begin = clock_.now();
+    const Ticket a = load(*tier, 100'000);
+    const Ticket b = store(*tier, 100'000);
+    EXPECT_EQ(end_of(*tier, a), begin + 100'000);
+    EXPECT_EQ(end_of(*tier, b), begin + (duplex ? 400'000 : 500'000));
+  }
+}
+
 TEST_F(EmulatedTierTest, TwoTiersMayShareOneLink) {
   auto link = std::make_shared<EmulatedLink>(LinkModel{1e9, 0, true}, clock_);
   auto first = make(link);
@@ -129,6 +141,8 @@ TEST_F(EmulatedTierTest, RefusesLinksWithoutBandwidth) {
   EXPECT_EQ(code({0, 0, true}), Code::kUsage);
   EXPECT_EQ(code({-1, 0, true}), Code::kUsage);
   EXPECT_EQ(code({1e300 * 1e300, 0, true}), Code::kUsage);
+  EXPECT_EQ(code({1e9, 0, true, -1}), Code::kUsage);
+  EXPECT_EQ(code({1e9, 0, true, 1e300 * 1e300}), Code::kUsage);
   EXPECT_EQ(code({1e9, -1, true}), Code::kUsage);
   EXPECT_EQ(code({1e9, 0, true}, 0), Code::kUsage);
   EXPECT_EQ(code({1e9, 0, true}), Code::kOk);
