@@ -1,0 +1,202 @@
+#include "headrace/train/train_plan.h"
+
+#include <malloc.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "headrace/base/system_memory.h"
+#include "headrace/report/step_report.h"
+#include "headrace/session/session_plan.h"
+#include "headrace/train/checkpoint.h"
+
+namespace headrace {
+namespace {
+
+// What the process may still grow by beside the arena: kernel code paged in on first use, stacks,
+// metrics, text. Measured at 3 MiB for 300 ops.
+constexpr Bytes kGrowth = 4 * kMiB;
+constexpr Bytes kGrowthPerThread = 64 * kKiB;
+// A Program, prepared, and its Trace.
+constexpr Bytes kGrowthPerOp = 8 * kKiB;
+// Queues of file tiers.
+constexpr Bytes kTransfers = 2 * kMiB;
+constexpr Bytes kProcessUnit = kMiB;
+
+Result<Bytes> free_on_disk(const std::string& folder) {
+  struct statvfs info = {};
+  if (::statvfs(folder.c_str(), &info) != 0) {
+    return error(Code::kIo, "cannot look at %s: %s", folder.c_str(), std::strerror(errno));
+  }
+  return static_cast<Bytes>(info.f_bavail) * static_cast<Bytes>(info.f_frsize);
+}
+
+class Planner {
+ public:
+  Planner(const TrainOptions& options, const StepModel& model) : model_(model) {
+    plan_.options = options;
+    plan_.ledger = BudgetLedger(options.memory_bytes);
+    process_ = process_memory().rss;
+  }
+
+  Result<TrainPlan> run() {
+    HR_TRY(build());
+    HR_TRY(choose_tiers());
+    HR_TRY(reserve());
+    HR_TRY(measure());
+    HR_TRY(plan_all());
+    // Planning itself takes memory, of which the allocator keeps some.
+    ::malloc_trim(0);
+    if (const Bytes now = process_memory().rss; now > process_) {
+      process_ = now;
+      HR_TRY(reserve());
+      if (plan_.plan.program.arena_bytes > plan_.ledger.available()) HR_TRY(plan_all());
+    }
+    plan_.arena_bytes = plan_.plan.program.arena_bytes;
+    plan_.full_arena_bytes = plan_.plan.unconstrained_peak_bytes;
+    HR_TRY(plan_.ledger.reserve("arena", plan_.arena_bytes));
+    count_classes();
+    return std::move(plan_);
+  }
+
+ private:
+  StepShape shape(MicroOrder order) const {
+    const TrainConfig& c = plan_.options.config;
+    return {c.batch * c.accumulation, c.sequence, c.accumulation, order};
+  }
+
+  Status build() {
+    const TrainConfig& c = plan_.options.config;
+    StepOptions o;
+    o.threads = plan_.options.threads;
+    o.guard = true;
+    o.recompute = c.recompute;
+    for (MicroOrder order : {MicroOrder::kLayerMajor, MicroOrder::kBatchMajor}) {
+      HR_ASSIGN(TrainStep step, build_train_step(model_, shape(order), c.optimizer, o));
+      steps_.push_back(std::make_shared<TrainStep>(std::move(step)));
+      if (c.accumulation == 1) break;  // the orders are the same
+    }
+    return {};
+  }
+
+  // The device, the file of frozen parameters if there is one, and where state goes.
+  Status choose_tiers() {
+    const TrainOptions& o = plan_.options;
+    Machine& m = plan_.machine;
+    m = o.machine;
+    m.threads = o.threads;
+    const TierInfo disk = m.tiers[1];
+    m.tiers.resize(1);
+    if (frozen_bytes(steps_[0]->parameters) > 0) {
+      plan_.frozen_file = o.config.out + "/frozen.weights";
+      TierInfo file = disk;
+      file.name = "file";
+      file.store_bytes_per_s = 0;
+      file.group = 0;
+      m.tiers.push_back(file);
+    }
+    std::vector<StateTier> tiers = o.tiers;
+    if (tiers.empty()) tiers.push_back({"scratch", o.config.out, 0});
+    for (StateTier& tier : tiers) {
+      TierInfo t = disk;
+      t.name = tier.name;
+      HR_ASSIGN(const Bytes room, free_on_disk(tier.folder));
+      t.capacity = tier.capacity > 0 ? std::min(tier.capacity, room) : room;
+      t.group = plan_.frozen_file.empty() ? -1 : 0;  // one disk
+      m.tiers.push_back(t);
+    }
+    plan_.options.tiers = std::move(tiers);
+    return verify(m);
+  }
+
+  Status reserve() {
+    const ProcessMemory now = process_memory();
+    BudgetLedger ledger(plan_.options.memory_bytes);
+    HR_TRY(ledger.reserve("code, tokenizer, graph", round_up(process_, kProcessUnit)));
+    HR_TRY(ledger.reserve("plans, transfers, checkpoints, growth",
+                          train_overhead(*steps_[0], plan_.options.threads)));
+    HR_TRY(ledger.reserve("page tables", round_up(now.page_tables, kProcessUnit / 4) +
+                                             page_tables_of(plan_.options.memory_bytes)));
+    plan_.ledger = std::move(ledger);
+    return {};
+  }
+
+  Status measure() {
+    if (!plan_.options.profile) return {};
+    for (const auto& step : steps_) {
+      HR_ASSIGN(plan_.profile, measure_ops(&step->workload.graph, plan_.ledger.available(),
+                                           plan_.options.threads));
+    }
+    return {};
+  }
+
+  Status plan_all() {
+    bool have = false;
+    Status refused;
+    for (const auto& step : steps_) {
+      StepRequest r;
+      r.name = plan_.options.config.name;
+      r.workload = std::shared_ptr<const Workload>(step, &step->workload);
+      r.machine = &plan_.machine;
+      r.budget = plan_.ledger.available();
+      r.cost.rows = step->workload.graph.max_rows;
+      r.goal = Goal::kThroughput;
+      r.recompute = plan_.options.config.recompute;
+      r.reorder = false;  // the builder's order keeps gradients and activations short-lived
+      HR_ASSIGN(StepResult result, plan_step(r));
+      if (const Infeasible* no = std::get_if<Infeasible>(&result)) {
+        if (refused.ok()) refused = refusal(*no, step->workload.graph);
+        continue;
+      }
+      StepPlan& plan = std::get<StepPlan>(result);
+      if (have && plan.predicted.total_ns >= plan_.plan.predicted.total_ns) continue;
+      have = true;
+      plan_.plan = std::move(plan);
+      plan_.step = step;
+    }
+    return have ? Status() : refused;
+  }
+
+  Status refusal(const Infeasible& no, const Graph& graph) const {
+    const Bytes beside = plan_.options.memory_bytes - no.budget;
+    StepRequestFacts facts;
+    facts.workload = plan_.options.config.name;
+    facts.machine = plan_.machine.name;
+    facts.budget = no.budget;
+    const Bytes least = budget_around(beside + no.needed_bytes);
+    return error(Code::kDoesNotFit,
+                 "%s are not enough: %s of them are for the process itself; the least budget is "
+                 "about --memory %lldMiB, or choose a smaller batch or sequence\n%s",
+                 human_bytes(plan_.options.memory_bytes).c_str(), human_bytes(beside).c_str(),
+                 static_cast<long long>(round_up(least, kMiB) / kMiB),
+                 infeasible_text(no, graph, facts).c_str());
+  }
+
+  void count_classes() {
+    plan_.class_bytes.assign(kDataClassCount, 0);
+    for (const Tensor& t : plan_.step->workload.graph.tensors) {
+      plan_.class_bytes[static_cast<size_t>(shown_class(t))] += t.bytes;
+    }
+  }
+
+  const StepModel& model_;
+  TrainPlan plan_;
+  std::vector<std::shared_ptr<TrainStep>> steps_;
+  Bytes process_ = 0;
+};
+
+}  // namespace
+
+Bytes train_overhead(const TrainStep& step, int threads) {
+  const Graph& g = step.workload.graph;
+  return kGrowth + threads * kGrowthPerThread + static_cast<Bytes>(g.ops.size()) * kGrowthPerOp +
+         kTransfers + kCheckpointBlock;
+}
+
+Result<TrainPlan> plan_training(const TrainOptions& options, const StepModel& model) {
+  return Planner(options, model).run();
+}
+
+}  // namespace headrace

@@ -1,0 +1,57 @@
+// TrainPlan: what a training run will do with its budget, decided before a parameter is read.
+//
+// Promises
+//   1. The ledger's items add up to at most the budget; the arena is one of them.
+//   2. kDoesNotFit names the shortfall, the op, the least budget that would do, and the options.
+//   3. Which plan is chosen changes no bit of any loss or parameter.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "headrace/base/ledger.h"
+#include "headrace/plan/step_plan.h"
+#include "headrace/train/profile.h"
+#include "headrace/train/step.h"
+#include "headrace/train/train_config.h"
+
+namespace headrace {
+
+// Beside the device, the tiers of `machine` that state may live in: name and folder.
+struct StateTier {
+  std::string name;
+  std::string folder;    // on a disk
+  Bytes capacity = 0;    // 0: what the disk has free
+};
+
+struct TrainOptions {
+  TrainConfig config;
+  Bytes memory_bytes = 0;  // the budget for the whole process
+  int threads = 1;
+  Machine machine;         // tiers[1]: the disk that state goes to, where nothing else is said
+  std::vector<StateTier> tiers;  // empty: the RUN folder alone
+  bool profile = true;     // measure ops here first; false: predict them
+  bool paranoid = false;
+};
+
+struct TrainPlan {
+  TrainOptions options;
+  BudgetLedger ledger{0};
+  Machine machine;         // as it was planned for: the tiers of the Program
+  std::shared_ptr<const TrainStep> step;
+  StepPlan plan;
+  ProfileResult profile;
+  std::string frozen_file; // where frozen parameters lie; empty: nothing is frozen
+  Bytes arena_bytes = 0;
+  Bytes full_arena_bytes = 0;  // with which nothing moves and nothing runs twice
+  // By data class: bytes of all tensors of the step.
+  std::vector<Bytes> class_bytes;
+};
+
+// Errors: kUsage and kUnsupported as build_train_step; kDoesNotFit.
+Result<TrainPlan> plan_training(const TrainOptions& options, const StepModel& model);
+
+// Memory beside the arena and this process as it is: transfers, checkpoints, data, plans.
+Bytes train_overhead(const TrainStep& step, int threads);
+
+}  // namespace headrace

@@ -1,0 +1,306 @@
+#include "headrace/train/trainer.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "headrace/base/system.h"
+#include "headrace/kernel/half.h"
+#include "headrace/train/safe_file.h"
+
+namespace headrace {
+namespace {
+
+Nanos cpu_ns() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto ns = [](const timeval& t) { return t.tv_sec * Nanos{1'000'000'000} + t.tv_usec * 1000; };
+  return ns(usage.ru_utime) + ns(usage.ru_stime);
+}
+
+// The seed of one step's dropout and rounding: SplitMix64's finalizer (Steele, Lea and Flood, OOPSLA
+// 2014) of the run's seed and the step.
+uint64_t seed_of(uint64_t run, int64_t step) {
+  uint64_t x = run + static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+// Rounds `from` to the element type of `dtype` at `to`; f32 or bf16.
+void convert(std::span<const float> from, DType dtype, std::byte* to) {
+  if (dtype == DType::kF32) {
+    std::memcpy(to, from.data(), from.size_bytes());
+    return;
+  }
+  HR_CHECK(dtype == DType::kBF16, "parameters are f32 or bf16");
+  uint16_t* out = reinterpret_cast<uint16_t*>(to);
+  for (size_t i = 0; i < from.size(); ++i) out[i] = f32_to_bf16(from[i]);
+}
+
+// The tensors that a checkpoint holds, in the order of the parameters: what a copy can be made from,
+// and the optimizer's state.
+std::vector<TensorId> saved_tensors(const std::vector<Parameter>& parameters) {
+  std::vector<TensorId> out;
+  for (const Parameter& p : parameters) {
+    if (!p.trainable) continue;
+    out.push_back(p.master.valid() ? p.master : p.param);
+    for (TensorId t : {p.m, p.v}) {
+      if (t.valid()) out.push_back(t);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Trainer>> Trainer::start(TrainPlan plan, const Sources& sources,
+                                                const std::string& checkpoint,
+                                                const ByteProgress& progress,
+                                                const EngineOptions& test_options) {
+  std::unique_ptr<Trainer> t(new Trainer);
+  t->plan_ = std::move(plan);
+  t->data_ = sources.data;
+  t->eval_data_ = sources.eval_data;
+  t->block_.resize(static_cast<size_t>(kCheckpointBlock));
+  const TrainOptions& o = t->plan_.options;
+  if (!t->plan_.frozen_file.empty()) HR_TRY(t->write_frozen(sources.initial));
+  EngineOptions options = test_options;
+  options.threads = o.threads;
+  options.paranoid = o.paranoid;
+  options.tiers.resize(1);
+  if (!t->plan_.frozen_file.empty()) options.tiers.push_back({"", t->plan_.frozen_file});
+  for (const StateTier& tier : o.tiers) options.tiers.push_back({tier.folder, ""});
+  HR_ASSIGN(t->engine_, TrainEngine::start(t->plan_.plan.program, options));
+  const int64_t rows = t->plan_.step->workload.graph.max_rows;
+  t->rows_.tokens.resize(static_cast<size_t>(rows));
+  t->rows_.targets.resize(static_cast<size_t>(rows));
+  if (checkpoint.empty()) {
+    HR_TRY(t->write_initial(sources.initial, progress));
+  } else {
+    HR_TRY(t->resume(checkpoint, progress).within(checkpoint));
+  }
+  HR_TRY(t->engine_->load_frozen());
+  return t;
+}
+
+// One file, tile after tile at the places that the parameters name. Kept when it is there and whole:
+// it appears under its name only when it is.
+Status Trainer::write_frozen(const InitialValues& initial) {
+  const std::vector<Parameter>& parameters = plan_.step->parameters;
+  struct stat info = {};
+  const Bytes size = frozen_bytes(parameters);
+  if (::stat(plan_.frozen_file.c_str(), &info) == 0 && info.st_size == size) return {};
+  HR_TRY(make_folders(plan_.options.config.out));
+  HR_ASSIGN(AtomicFile file, AtomicFile::create(plan_.frozen_file));
+  std::vector<float> values(block_.size() / 2 / sizeof(float));
+  for (const Parameter& p : parameters) {
+    if (p.trainable) continue;
+    HR_CHECK(file.file().written() <= p.frozen.offset, "frozen parameters in order");
+    HR_TRY(file.file().pad_to(kPage));
+    HR_CHECK(file.file().written() == p.frozen.offset, "frozen parameters on pages");
+    const int64_t n = p.row_count * p.cols;
+    const Bytes element = row_bytes(p.dtype, 1);
+    for (int64_t at = 0; at < n; at += static_cast<int64_t>(values.size())) {
+      const size_t count = std::min(values.size(), static_cast<size_t>(n - at));
+      const std::span<float> part(values.data(), count);
+      HR_TRY(initial(p, at, part).within(p.tensor));
+      convert(part, p.dtype, block_.data());
+      HR_TRY(file.file().append({block_.data(), count * static_cast<size_t>(element)}));
+    }
+  }
+  HR_TRY(file.file().pad_to(kPage));
+  return file.commit();
+}
+
+// Makes the copy that products read from the master's bytes.
+Status Trainer::write_copy(const Parameter& p, Bytes begin, std::span<const std::byte> master) {
+  if (!p.master.valid()) return {};
+  const size_t n = master.size() / sizeof(float);
+  std::vector<uint16_t> copy(n);
+  convert({reinterpret_cast<const float*>(master.data()), n}, p.dtype,
+          reinterpret_cast<std::byte*>(copy.data()));
+  return engine_->write(p.tensor, begin / 2, std::as_bytes(std::span(copy)));
+}
+
+Status Trainer::write_initial(const InitialValues& initial, const ByteProgress& progress) {
+  const Graph& g = plan_.step->workload.graph;
+  std::vector<float> values(block_.size() / sizeof(float) / 2);
+  Bytes done = 0, total = 0;
+  for (TensorId t : saved_tensors(plan_.step->parameters)) total += g.at(t).bytes;
+  for (const Parameter& p : plan_.step->parameters) {
+    if (!p.trainable) continue;
+    const int64_t n = p.row_count * p.cols;
+    const Tensor& first = g.at(p.master.valid() ? p.master : p.param);
+    for (int64_t at = 0; at < n; at += static_cast<int64_t>(values.size())) {
+      const size_t count = std::min(values.size(), static_cast<size_t>(n - at));
+      const std::span<float> part(values.data(), count);
+      HR_TRY(initial(p, at, part).within(p.tensor));
+      const Bytes element = row_bytes(first.dtype, 1);
+      convert(part, first.dtype, block_.data());
+      const std::span<const std::byte> bytes(block_.data(), count * static_cast<size_t>(element));
+      HR_TRY(engine_->write(first.name, at * element, bytes));
+      HR_TRY(write_copy(p, at * element, bytes));
+    }
+    std::memset(block_.data(), 0, block_.size());
+    for (TensorId t : {p.m, p.v}) {
+      if (!t.valid()) continue;
+      for (Bytes at = 0; at < g.at(t).bytes; at += kCheckpointBlock) {
+        const size_t bytes =
+            static_cast<size_t>(std::min(kCheckpointBlock, g.at(t).bytes - at));
+        HR_TRY(engine_->write(g.at(t).name, at, {block_.data(), bytes}));
+      }
+      done += g.at(t).bytes;
+    }
+    done += first.bytes;
+    if (progress) progress(done, total);
+  }
+  return {};
+}
+
+CheckpointInfo Trainer::checkpoint_info() const {
+  const Graph& g = plan_.step->workload.graph;
+  CheckpointInfo info;
+  info.step = done_;
+  info.next_sample = done_ * plan_.options.config.batch * plan_.options.config.accumulation;
+  info.config = to_json(plan_.options.config);
+  for (TensorId id : saved_tensors(plan_.step->parameters)) {
+    const Tensor& t = g.at(id);
+    info.tensors.push_back({t.name, name_of(t.dtype), t.rows, t.cols, t.bytes});
+  }
+  return info;
+}
+
+Status Trainer::resume(const std::string& folder, const ByteProgress& progress) {
+  HR_ASSIGN(const CheckpointInfo info, read_checkpoint_info(folder));
+  const CheckpointInfo mine = checkpoint_info();
+  for (size_t i = 0; i < std::max(info.tensors.size(), mine.tensors.size()); ++i) {
+    const bool both = i < info.tensors.size() && i < mine.tensors.size();
+    if (both && info.tensors[i].name == mine.tensors[i].name &&
+        info.tensors[i].dtype == mine.tensors[i].dtype &&
+        info.tensors[i].rows == mine.tensors[i].rows &&
+        info.tensors[i].cols == mine.tensors[i].cols) {
+      continue;
+    }
+    const CheckpointTensor& t = i < info.tensors.size() ? info.tensors[i] : mine.tensors[i];
+    return error(Code::kUsage, "the checkpoint is of another model: '%s' [%lld, %lld] %s is %s",
+                 t.name.c_str(), static_cast<long long>(t.rows), static_cast<long long>(t.cols),
+                 t.dtype.c_str(), i < info.tensors.size() ? "not in the config's" : "missing");
+  }
+  std::vector<const Parameter*> master_of(info.tensors.size());
+  size_t at = 0;
+  for (const Parameter& p : plan_.step->parameters) {
+    if (!p.trainable) continue;
+    master_of[at] = &p;
+    at += 1 + (p.m.valid() ? 1 : 0) + (p.v.valid() ? 1 : 0);
+  }
+  const auto write = [&](size_t index, Bytes begin, std::span<const std::byte> in) -> Status {
+    HR_TRY(engine_->write(info.tensors[index].name, begin, in));
+    return master_of[index] == nullptr ? Status() : write_copy(*master_of[index], begin, in);
+  };
+  HR_TRY(read_checkpoint(folder, info, block_, write, progress));
+  done_ = info.step;
+  return {};
+}
+
+Status Trainer::save(const ByteProgress& progress) {
+  const CheckpointInfo info = checkpoint_info();
+  const auto read = [&](size_t index, Bytes begin, std::span<std::byte> out) {
+    return engine_->read(info.tensors[index].name, begin, out);
+  };
+  return write_checkpoint(plan_.options.config.out, info, plan_.options.config.keep_checkpoints,
+                          block_, read, progress);
+}
+
+// Sequences [0, samples) of the rows from the data, the others without targets.
+Status Trainer::fill_rows(const Dataset& data, int64_t first_sample, int64_t samples) {
+  const int64_t sequence = plan_.options.config.sequence;
+  const size_t n = static_cast<size_t>(sequence);
+  for (size_t at = 0; at < rows_.tokens.size(); at += n) {
+    const std::span<int32_t> tokens(rows_.tokens.data() + at, n);
+    const std::span<int32_t> targets(rows_.targets.data() + at, n);
+    const int64_t sample = static_cast<int64_t>(at / n);
+    if (sample < samples) {
+      HR_TRY(data.read(first_sample + sample, tokens, targets));
+    } else {
+      std::fill(tokens.begin(), tokens.end(), 0);
+      std::fill(targets.begin(), targets.end(), -1);
+    }
+  }
+  return {};
+}
+
+Status Trainer::run_step(double* loss) {
+  HR_TRY(engine_->run(rows_, &trace_));
+  const std::span<const float> out = engine_->output("loss");
+  HR_CHECK(out.size() == 1, "a step has one loss");
+  *loss = out[0];
+  return {};
+}
+
+Result<TrainStepReport> Trainer::step() {
+  const TrainConfig& c = plan_.options.config;
+  TrainStepReport r;
+  r.step = done_ + 1;
+  const Nanos wall = monotonic_ns(), cpu = cpu_ns();
+  const int64_t samples = c.batch * c.accumulation;
+  HR_TRY(fill_rows(*data_, done_ * samples, samples));
+  rows_.step = r.step;
+  rows_.seed = seed_of(c.seed, r.step);
+  rows_.update = true;
+  r.rate = rate_at(c, r.step);
+  rows_.rates.clear();
+  for (const ParameterGroup& g : c.optimizer.groups) rows_.rates.push_back(r.rate * g.rate_scale);
+  rows_.rates.push_back(r.rate);
+  HR_TRY(run_step(&r.loss));
+  const std::span<const float> clip = engine_->output("clip");
+  if (!clip.empty()) {
+    r.skipped = clip[0] == 0;
+    r.gradient_norm = clip[1];
+  }
+  if (r.skipped && c.on_nan == "stop") return explain_not_finite(r.loss);
+  ++done_;
+  r.wall_ns = monotonic_ns() - wall;
+  r.cpu_ns = cpu_ns() - cpu;
+  r.stall_ns = trace_.stall_ns;
+  r.loaded_bytes = trace_.loaded_bytes + trace_.gathered_bytes;
+  r.stored_bytes = trace_.stored_bytes;
+  return r;
+}
+
+// Runs the step once more, changing nothing, and looks at every value.
+Status Trainer::explain_not_finite(double loss) {
+  rows_.update = false;
+  engine_->check_finite(true);
+  const Status found = engine_->run(rows_, &trace_);
+  const char* where = "the cause does not show when the step is run again";
+  const std::string named =
+      found.code() == Code::kNotFinite ? found.message() : std::string(where);
+  return error(Code::kNotFinite,
+               "step %lld: the loss is %g: %s; parameters are those after step %lld (lower the "
+               "rate, clip gradients, or set \"on_nan\": \"skip\")",
+               static_cast<long long>(done_ + 1), loss, named.c_str(),
+               static_cast<long long>(done_));
+}
+
+Result<double> Trainer::evaluate() {
+  if (eval_data_ == nullptr) return error(Code::kUsage, "the config names no evaluation data");
+  const int64_t sequences = plan_.options.config.batch * plan_.options.config.accumulation;
+  rows_.update = false;
+  rows_.step = std::max<int64_t>(1, done_);
+  rows_.rates.assign(plan_.options.config.optimizer.groups.size() + 1, 0);
+  double sum = 0;
+  for (int64_t at = 0; at < eval_data_->samples(); at += sequences) {
+    const int64_t count = std::min(sequences, eval_data_->samples() - at);
+    HR_TRY(fill_rows(*eval_data_, at, count));
+    double loss = 0;
+    HR_TRY(run_step(&loss));
+    sum += loss * static_cast<double>(count);
+  }
+  return sum / static_cast<double>(eval_data_->samples());
+}
+
+}  // namespace headrace

@@ -1,0 +1,92 @@
+// Trainer: a training run. Owns the engine and the counters; takes steps, evaluates, saves, resumes.
+//
+// Promises
+//   1. Losses and parameters are the same bits for every budget, plan, tier, delay and number of
+//      threads, and whether or not the run was interrupted and resumed.
+//   2. A step whose loss or gradient norm is not finite changes no parameter. It is reported, and
+//      ends the run with kNotFinite naming the op and the element, unless the config says "skip".
+//   3. evaluate() changes nothing.
+//   4. After an error nothing more runs; checkpoints on the disk stay as they are.
+// Not thread-safe.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "headrace/train/checkpoint.h"
+#include "headrace/train/dataset.h"
+#include "headrace/train/engine.h"
+#include "headrace/train/train_plan.h"
+
+namespace headrace {
+
+// What one step was.
+struct TrainStepReport {
+  int64_t step = 0;         // from 1
+  double loss = 0;          // mean over the step's targets
+  std::optional<double> gradient_norm;  // when the step computes one
+  double rate = 0;
+  bool skipped = false;     // not finite: nothing changed
+  Nanos wall_ns = 0;
+  Nanos cpu_ns = 0;         // of all threads of the process
+  Nanos stall_ns = 0;       // of wall_ns: compute stood still for transfers
+  Bytes loaded_bytes = 0, stored_bytes = 0;
+};
+
+// Elements [begin, begin + out.size()) of a parameter's tile, in the order that we hold them, as f32.
+using InitialValues =
+    std::function<Status(const Parameter& tile, int64_t begin, std::span<float> out)>;
+
+class Trainer {
+ public:
+  struct Sources {
+    const Dataset* data = nullptr;       // borrowed
+    const Dataset* eval_data = nullptr;  // borrowed; null: evaluate() is refused
+    InitialValues initial;               // called during start() only
+  };
+
+  // A new run, or with `checkpoint` (a folder) that run gone on with: kUsage when it is of another
+  // model. Frozen parameters are written to plan.frozen_file first, when they are not there yet.
+  static Result<std::unique_ptr<Trainer>> start(TrainPlan plan, const Sources& sources,
+                                                const std::string& checkpoint = "",
+                                                const ByteProgress& progress = {},
+                                                const EngineOptions& test_options = {});
+
+  // Steps done so far.
+  int64_t done() const { return done_; }
+  Result<TrainStepReport> step();
+  // Mean loss over the evaluation data. kUsage when there is none.
+  Result<double> evaluate();
+  // A checkpoint of the steps done so far.
+  Status save(const ByteProgress& progress = {});
+
+  const TrainPlan& plan() const { return plan_; }
+  TrainEngine& engine() { return *engine_; }
+  // Of the last step or evaluation.
+  const Trace& trace() const { return trace_; }
+
+ private:
+  Trainer() = default;
+  Status write_frozen(const InitialValues& initial);
+  Status write_initial(const InitialValues& initial, const ByteProgress& progress);
+  Status resume(const std::string& folder, const ByteProgress& progress);
+  Status write_copy(const Parameter& p, Bytes begin, std::span<const std::byte> master);
+  Status fill_rows(const Dataset& data, int64_t first_sample, int64_t samples);
+  Status run_step(double* loss);
+  Status explain_not_finite(double loss);
+  CheckpointInfo checkpoint_info() const;
+
+  TrainPlan plan_;
+  const Dataset* data_ = nullptr;
+  const Dataset* eval_data_ = nullptr;
+  std::unique_ptr<TrainEngine> engine_;
+  std::vector<std::byte> block_;  // kCheckpointBlock bytes
+  StepRows rows_;
+  Trace trace_;
+  int64_t done_ = 0;
+};
+
+}  // namespace headrace
