@@ -1,0 +1,273 @@
+// GEMM of gemm.h, written once over Lanes. Included by gemm_avx2.cc and gemm_avx512.cc, each after
+// its lanes_*.h and after saying how large a tile its registers hold (kMr rows, kNv Lanes), how 16
+// bf16 are loaded and stored and how pairs are multiplied.
+//
+// Loops, outermost first: tiles of rows (only where sums are kept apart), tiles of kTileCols
+// columns, blocks of k (B packed), panels of up to kMr rows (A packed), panels of columns.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "headrace/kernel/gemm_pack_inl.h"
+
+namespace headrace {
+namespace {
+
+constexpr int64_t kNr = 16 * kNv;
+using gemm_layout::kRowStride;
+constexpr int64_t kColStride = gemm_layout::kMaxPanelRows;
+static_assert(kMr <= gemm_layout::kMaxPanelRows && kNr <= gemm_layout::kMaxPanelCols);
+
+constexpr int64_t kAhead = 16 * kNr;  // how far B is asked for in advance
+
+using Micro = void (*)(int64_t units, const float* a, const float* b, float* tile);
+
+// tile[r][c] = the sum of one block. a: a panel of A; b: [units][kNr]; tile: [kMr][kNr].
+template <typename Multiply, int Rows, int Vectors, bool ByRow>
+void micro(int64_t units, const float* a, const float* b, float* tile) {
+  constexpr int64_t kRow = ByRow ? kRowStride : 1, kUnit = ByRow ? 1 : kColStride;
+  Lanes c[Rows][Vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) c[r][v] = Lanes::zero();
+  }
+  for (int64_t u = 0; u < units; ++u, a += kUnit, b += kNr) {
+    Lanes column[Vectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) {
+      column[v] = Lanes::load(b + 16 * v);
+      __builtin_prefetch(b + 16 * v + kAhead);  // from L2
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const Lanes row = Lanes::splat(a[r * kRow]);
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v) c[r][v] = Multiply::add(row, column[v], c[r][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) c[r][v].store(tile + r * kNr + 16 * v);
+  }
+}
+
+struct MultiplyF32 {
+  static Lanes add(Lanes a, Lanes b, Lanes c) { return fma(a, b, c); }
+};
+
+// Pairs of bf16, the two steps one after the other; to be called with FTZ and DAZ set.
+struct MultiplyPairs {
+  static Lanes add(Lanes a, Lanes b, Lanes c) {
+    return fma(low_half(a), low_half(b), fma(high_half(a), high_half(b), c));
+  }
+};
+
+// [rows - 1][vectors - 1]
+using MicroTable = std::array<std::array<Micro, kNv>, kMr>;
+
+template <typename Multiply, bool ByRow>
+constexpr MicroTable micro_table() {
+  return []<size_t... R>(std::index_sequence<R...>) {
+    constexpr auto vectors = []<int Rows, size_t... V>(std::integral_constant<int, Rows>,
+                                                       std::index_sequence<V...>) {
+      return std::array<Micro, kNv>{micro<Multiply, Rows, static_cast<int>(V) + 1, ByRow>...};
+    };
+    return MicroTable{vectors(std::integral_constant<int, static_cast<int>(R) + 1>{},
+                              std::make_index_sequence<kNv>{})...};
+  }(std::make_index_sequence<kMr>{});
+}
+
+struct Micros {
+  MicroTable by_row, by_unit;  // how a panel of A is stored
+};
+template <typename Multiply>
+constexpr Micros micros_of() {
+  return {micro_table<Multiply, true>(), micro_table<Multiply, false>()};
+}
+
+// Part of one row of C, from column j on.
+struct Finish {
+  const GemmArgs& g;
+  bool first, last;   // block of k
+  bool has_bias;
+  int64_t i;          // row of C
+
+  // sums: where this row's unfinished sums are; bias: of column j.
+  template <typename Size>
+  void row(const float* tile, float* sums, const float* bias, int64_t j, Size size) const {
+    Lanes v = Lanes::load(tile);
+    if (!first) v = Lanes::load(sums, size) + v;
+    if (!last) {
+      v.store(sums, size);
+      return;
+    }
+    v = v * Lanes::splat(g.scale);
+    if (has_bias) v = v + Lanes::load(bias);
+    const int64_t at = i * g.c_stride + j;
+    if (g.out_type == DType::kBF16) {
+      if (g.residual != nullptr) v = v + load_bf16(g.residual + at * 2, size);
+      store_bf16(g.c + at * 2, v, size);
+      return;
+    }
+    float* c = reinterpret_cast<float*>(g.c) + at;
+    const float* residual = reinterpret_cast<const float*>(g.residual);
+    if (residual != nullptr) v = v + Lanes::load(residual + at, size);
+    if (g.add) v = Lanes::load(c, size) + v;
+    v.store(c, size);
+  }
+};
+
+class PartRun {
+ public:
+  // flush: whether the micro kernels need FTZ and DAZ.
+  PartRun(const GemmArgs& g, const GemmPart& part, std::byte* scratch, const Micros& micros,
+          bool flush)
+      : g_(g), part_(part), flush_(flush), apart_(gemm_layout::keeps_sums_apart(g)),
+        micros_(g.layout == GemmLayout::kDw ? micros.by_unit : micros.by_row) {
+    const gemm_layout::Scratch s = gemm_layout::scratch_of(g);
+    b_ = reinterpret_cast<float*>(scratch);
+    a_ = reinterpret_cast<float*>(scratch + s.b);
+    bias_ = reinterpret_cast<float*>(scratch + s.b + s.a);
+    sums_ = reinterpret_cast<float*>(scratch + s.b + s.a + s.bias);
+    sums_stride_ = s.cols;
+  }
+
+  void run() {
+    const int64_t rows = part_.row_end - part_.row_begin, cols = part_.col_end - part_.col_begin;
+    const int64_t tile_rows = apart_ ? gemm_layout::kTileRows : rows;
+    const int64_t tiles = (cols + gemm_layout::kTileCols - 1) / gemm_layout::kTileCols;
+    const int64_t width = round_up((cols + tiles - 1) / tiles, kNr);
+    for (int64_t i = part_.row_begin; i < part_.row_end; i += tile_rows) {
+      for (int64_t j = part_.col_begin; j < part_.col_end; j += width) {
+        tile({i, std::min(i + tile_rows, part_.row_end), j, std::min(j + width, part_.col_end)});
+      }
+    }
+  }
+
+ private:
+  void tile(const GemmPart& t) {
+    const int64_t cols = t.col_end - t.col_begin;
+    has_bias_ = g_.layout == GemmLayout::kLinear && g_.b[0].bias != nullptr;
+    if (has_bias_) {
+      RowCursor biases(g_);
+      for (int64_t c = 0; c < cols; ++c) bias_[c] = biases.bias(t.col_begin + c);
+    }
+    for (int64_t p = 0; p < g_.k; p += kGemmBlock) {
+      const int64_t depth = std::min(kGemmBlock, g_.k - p);
+      if (g_.layout == GemmLayout::kLinear) {
+        pack_weight(g_, p, depth, t.col_begin, cols, kNr, b_);
+      } else {
+        pack_rows(g_.type, RowCursor(g_), p, depth, t.col_begin, cols, cols, kNr, kNr, b_);
+      }
+      block(t, p, depth);
+    }
+  }
+
+  // All panels of A times the packed block of B.
+  void block(const GemmPart& t, int64_t p, int64_t depth) {
+    const int64_t rows = t.row_end - t.row_begin, panels = (rows + kMr - 1) / kMr;
+    const int64_t height = (rows + panels - 1) / panels;
+    const int64_t units = gemm_layout::units(g_.type, depth);
+    const bool by_row = g_.layout != GemmLayout::kDw;
+    const int64_t group = by_row ? 1 : gemm_layout::kGroupPanels;
+    for (int64_t i = t.row_begin; i < t.row_end; i += group * height) {
+      const int64_t end = std::min(i + group * height, t.row_end);
+      if (by_row) {
+        pack_a_rows(i, end - i, p, depth);
+      } else {
+        const GemmRows a{g_.a, g_.k, nullptr};
+        GemmArgs as_rows;
+        as_rows.layout = GemmLayout::kDx;
+        as_rows.type = g_.type;
+        as_rows.b = {&a, 1};
+        as_rows.n = g_.a_stride;
+        pack_rows(g_.type, RowCursor(as_rows), p, depth, i, end - i, g_.m - i, height, kColStride, a_);
+      }
+      for (int64_t r = i; r < end; r += height) {
+        const float* panel = a_ + (r - i) / height * panel_floats(units, kColStride);
+        multiply(t, r, std::min(height, end - r), p, units, panel);
+      }
+    }
+  }
+
+  void pack_a_rows(int64_t i, int64_t rows, int64_t p, int64_t depth) {
+    const int64_t element = RowCursor::element(g_.type);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* out = a_ + r * kRowStride;
+      std::memcpy(out, g_.a + ((i + r) * g_.a_stride + p) * element,
+                  static_cast<size_t>(depth * element));
+      if (element == 2 && depth % 2 != 0) {
+        std::memset(reinterpret_cast<std::byte*>(out) + depth * 2, 0, 2);
+      }
+    }
+  }
+
+  void multiply(const GemmPart& t, int64_t i, int64_t rows, int64_t p, int64_t units,
+                const float* panel) {
+    alignas(64) float sums[kMr * kNr];
+    const int64_t cols = t.col_end - t.col_begin;
+    for (int64_t c = 0; c < cols; c += kNr) {
+      const int64_t here = std::min(kNr, cols - c), vectors = (here + 15) / 16;
+      const Micro fn = micros_[static_cast<size_t>(rows - 1)][static_cast<size_t>(vectors - 1)];
+      ask_for(t, i, rows, c, p, units);
+      const unsigned mode = _mm_getcsr();
+      if (flush_) _mm_setcsr(mode | 0x8040);  // FTZ, DAZ
+      fn(units, panel, b_ + c / kNr * panel_floats(units, kNr), sums);
+      if (flush_) _mm_setcsr(mode);
+      for (int64_t r = 0; r < rows; ++r) {
+        const Finish finish{g_, p == 0, p + kGemmBlock >= g_.k, has_bias_, i + r};
+        float* kept = apart_ ? sums_ + (i + r - t.row_begin) * sums_stride_ + c
+                             : reinterpret_cast<float*>(g_.c) + (i + r) * g_.c_stride +
+                                   t.col_begin + c;
+        for (int64_t v = 0; v < here; v += 16) {
+          const float* tile = sums + r * kNr + v;
+          const int64_t j = t.col_begin + c + v;
+          if (here - v >= 16) {
+            finish.row(tile, kept + v, bias_ + c + v, j, Full{});
+          } else {
+            finish.row(tile, kept + v, bias_ + c + v, j, Part{here - v});
+          }
+        }
+      }
+    }
+  }
+
+  // Asks for what comes after this tile of C is multiplied: its unfinished sums or where it goes,
+  // and this share of the next panel of A.
+  void ask_for(const GemmPart& t, int64_t i, int64_t rows, int64_t c, int64_t p, int64_t units) {
+    const int64_t size = apart_ ? 4 : RowCursor::element(g_.out_type);
+    for (int64_t r = 0; r < rows; ++r) {
+      const std::byte* row =
+          apart_ ? reinterpret_cast<std::byte*>(sums_ + (i + r - t.row_begin) * sums_stride_ + c)
+                 : g_.c + ((i + r) * g_.c_stride + t.col_begin + c) * size;
+      for (int64_t at = 0; at < kNr * size; at += 64) __builtin_prefetch(row + at, 1);
+    }
+    if (g_.layout == GemmLayout::kDw) return;
+    const int64_t element = RowCursor::element(g_.type), cols = t.col_end - t.col_begin;
+    const int64_t begin = units * 4 * c / cols, end = units * 4 * (c + kNr) / cols;
+    for (int64_t r = i + rows; r < std::min(i + rows + kMr, t.row_end); ++r) {
+      const std::byte* row = g_.a + (r * g_.a_stride + p) * element;
+      for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(row + at, 0, 2);
+    }
+  }
+
+  const GemmArgs& g_;
+  const GemmPart& part_;
+  bool flush_, apart_, has_bias_ = false;
+  const MicroTable& micros_;
+  float *b_, *a_, *bias_, *sums_;
+  int64_t sums_stride_;
+};
+
+constexpr Micros kF32Micros = micros_of<MultiplyF32>(), kPairMicros = micros_of<MultiplyPairs>();
+
+inline void run_part(const GemmArgs& g, const GemmPart& part, std::byte* scratch) {
+  const bool pairs = g.type == DType::kBF16;
+  PartRun(g, part, scratch, pairs ? kPairMicros : kF32Micros, pairs).run();
+}
+
+}  // namespace
+}  // namespace headrace
