@@ -36,6 +36,12 @@ struct Lanes {
   static Lanes load_half(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
   }
+  static Lanes load_bf16(const void* p, Full) {
+    return widen(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  static Lanes load_bf16(const void* p, Part part) {
+    return widen(_mm256_maskz_loadu_epi16(mask(part), p));
+  }
   // 0, 1, .. 15.
   static Lanes index() {
     return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
@@ -49,6 +55,25 @@ struct Lanes {
   }
   void store_half(uint16_t* p, Part part) const {
     _mm256_mask_storeu_epi16(p, mask(part), half());
+  }
+
+  // To nearest even.
+  void store_bf16(void* p, Full) const {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), narrow(nearest()));
+  }
+  void store_bf16(void* p, Part part) const {
+    _mm256_mask_storeu_epi16(p, mask(part), narrow(nearest()));
+  }
+  // Up with the probability that is the part cut off: the low 16 bits of `random` are added.
+  template <typename Words, typename Size>
+  void store_bf16_random(void* p, Words random, Size size) const {
+    const __m512i low = _mm512_and_si512(random.v, _mm512_set1_epi32(0xffff));
+    const __m256i bits = narrow(low);
+    if constexpr (__is_same(Size, Full)) {
+      _mm256_storeu_si256(static_cast<__m256i*>(p), bits);
+    } else {
+      _mm256_mask_storeu_epi16(p, mask(size), bits);
+    }
   }
 
   // Every two lanes exchanged.
@@ -68,6 +93,23 @@ struct Lanes {
   static __mmask16 mask(Part part) {
     return static_cast<__mmask16>((1u << part.count) - 1u);
   }
+  static Lanes widen(__m256i bits) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+  }
+  // What is added to the bits before they are cut off.
+  __m512i nearest() const {
+    const __m512i odd = _mm512_srli_epi32(_mm512_castps_si512(v), 16);
+    return _mm512_add_epi32(_mm512_set1_epi32(0x7fff),
+                            _mm512_and_si512(odd, _mm512_set1_epi32(1)));
+  }
+  // The high halves of the bits + added; a NaN is made quiet.
+  __m256i narrow(__m512i added) const {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i sum = _mm512_mask_or_epi32(
+        _mm512_add_epi32(bits, added), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), bits,
+        _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16));
+  }
   __m256i half() const {
     return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
@@ -85,6 +127,7 @@ inline Lanes max(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Lanes where_less(Lanes a, Lanes b, Lanes x, Lanes y) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
 }
+inline Lanes root(Lanes a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Lanes absolute(Lanes a) { return {_mm512_abs_ps(a.v)}; }
 inline Lanes negative(Lanes a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0f))}; }
 // The magnitude of a >= 0 with the sign of b.
@@ -97,15 +140,41 @@ inline Lanes add_exponent(Lanes y, Lanes t) {
       _mm512_castps_si512(y.v), _mm512_slli_epi32(_mm512_castps_si512(t.v), 23)))};
 }
 
+// 16 words of 32 bits.
+struct Words {
+  __m512i v;
+
+  static Words splat(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+  // 0, 1, .. 15.
+  static Words index() {
+    return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
+  }
+  // The high 24 bits as a number below 2^24.
+  Lanes high24() const { return {_mm512_cvtepi32_ps(_mm512_srli_epi32(v, 8))}; }
+};
+inline Words operator+(Words a, Words b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Words operator^(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
+// Both halves of the 64-bit products of a with `b`, the same in every lane.
+inline void multiply(Words a, uint32_t b, Words& high, Words& low) {
+  const __m512i by = _mm512_set1_epi32(static_cast<int>(b));
+  const __m512i even = _mm512_mul_epu32(a.v, by);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), by);
+  low.v = _mm512_mask_mov_epi32(even, 0xAAAA, _mm512_slli_epi64(odd, 32));
+  high.v = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xAAAA, odd);
+}
+
 // 16 lanes of double.
 struct DoubleLanes {
   __m512d lo = _mm512_setzero_pd(), hi = _mm512_setzero_pd();
 
-  void add_square(Lanes x) {
-    const __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x.v));
-    const __m512d b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1));
-    lo = _mm512_fmadd_pd(a, a, lo);
-    hi = _mm512_fmadd_pd(b, b, hi);
+  void add(Lanes x) {
+    lo = _mm512_add_pd(lo, low(x));
+    hi = _mm512_add_pd(hi, high(x));
+  }
+  void add_square(Lanes x) { add_product(x, x); }
+  void add_product(Lanes x, Lanes y) {
+    lo = _mm512_fmadd_pd(low(x), low(y), lo);
+    hi = _mm512_fmadd_pd(high(x), high(y), hi);
   }
   double tree_sum() const {
     const __m512d eight = _mm512_add_pd(lo, hi);
@@ -115,7 +184,26 @@ struct DoubleLanes {
         _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
   }
+
+ private:
+  static __m512d low(Lanes x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x.v)); }
+  static __m512d high(Lanes x) {
+    return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1));
+  }
 };
+
+// to[4][4] = from[4][4] transposed.
+inline void transpose4(const float* from, int64_t from_stride, float* to,
+                       int64_t to_stride) {
+  __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
+  __m128 c = _mm_loadu_ps(from + 2 * from_stride);
+  __m128 d = _mm_loadu_ps(from + 3 * from_stride);
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  _mm_storeu_ps(to, a);
+  _mm_storeu_ps(to + to_stride, b);
+  _mm_storeu_ps(to + 2 * to_stride, c);
+  _mm_storeu_ps(to + 3 * to_stride, d);
+}
 
 // Attention: dot products, queries, and groups of 16 elements of V in flight; as many
 // accumulators as the registers hold.

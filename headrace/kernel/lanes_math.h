@@ -7,6 +7,14 @@
 namespace headrace {
 namespace {
 
+// Calls body(i, Full) for every whole group of 16, then body(i, Part) for the rest.
+template <typename Body>
+inline void each_group(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) body(i, Full{});
+  if (i < n) body(i, Part{n - i});
+}
+
 inline Lanes exp_lanes(Lanes x) {
   using namespace float_math;
   const Lanes magic = Lanes::splat(kRoundMagic);

@@ -8,14 +8,6 @@
 namespace headrace {
 namespace {
 
-// Calls body(i, Full) for every whole group of 16, then body(i, Part) for the rest.
-template <typename Body>
-inline void each_group(int64_t n, Body body) {
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) body(i, Full{});
-  if (i < n) body(i, Part{n - i});
-}
-
 double sum_squares(const float* x, int64_t n) {
   DoubleLanes sum;
   each_group(n, [&](int64_t i, auto size) { sum.add_square(Lanes::load(x + i, size)); });

@@ -3,11 +3,27 @@
 
 #include "headrace/base/status.h"
 #include "headrace/kernel/train.h"
+#include "headrace/kernel/train_reduce.h"
 
 namespace headrace {
 namespace {
 
-constexpr std::array<TrainKernel, 0> kTrainKernels{};
+constexpr std::array kTrainKernels{
+    TrainKernel{"hr.embed", train_embed},
+    TrainKernel{"hr.embed_grad", train_embed_grad},
+    TrainKernel{"hr.norm", train_norm},
+    TrainKernel{"hr.norm_dx", train_norm_dx},
+    TrainKernel{"hr.norm_dw", train_norm_dw},
+    TrainKernel{"hr.rope", train_rope},
+    TrainKernel{"hr.act", train_act},
+    TrainKernel{"hr.act_grad", train_act_grad},
+    TrainKernel{"hr.dropout", train_dropout},
+    TrainKernel{"hr.add", train_add},
+    TrainKernel{"hr.sum_squares", train_sum_squares, train_sum_squares_workspace},
+    TrainKernel{"hr.clip", train_clip},
+    TrainKernel{"hr.adamw", train_adamw},
+    TrainKernel{"hr.sgd", train_sgd},
+};
 
 }  // namespace
 

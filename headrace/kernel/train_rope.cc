@@ -1,0 +1,76 @@
+// hr.rope: rotary position embedding (Su et al., arXiv 2104.09864) of q and k, or its transpose.
+#include <cmath>
+#include <cstring>
+
+#include "headrace/kernel/kv_layout.h"
+#include "headrace/kernel/train.h"
+#include "headrace/kernel/train_operands.h"
+#include "headrace/kernel/train_rows.h"
+
+namespace headrace {
+namespace {
+
+struct Rope {
+  const OpContext& ctx;
+  const int64_t head_dim, rotated, all, sequence;  // rotated, all: heads of a row
+  const bool half_split, inverse;
+  const TypedTrainRows& rows;
+  const Bytes head_bytes;
+
+  explicit Rope(const OpContext& context)
+      : ctx(context),
+        head_dim(ctx.op.iattr(Attr::kHeadDim)),
+        rotated(ctx.op.iattr(Attr::kHeads) + ctx.op.iattr(Attr::kKvHeads)),
+        all(rotated + ctx.op.iattr(Attr::kKvHeads)),
+        sequence(ctx.op.iattr(Attr::kSequence)),
+        half_split(ctx.op.iattr(Attr::kRopeHalfSplit) == 1),
+        inverse(ctx.op.iattr(Attr::kInverse) == 1),
+        rows(train_rows().of(output_tensor(ctx).dtype)),
+        head_bytes(row_bytes(output_tensor(ctx).dtype, head_dim)) {
+    HR_CHECK(head_dim <= kMaxHeadDim && head_dim % 2 == 0, "a head is pairs and fits the stack");
+    HR_CHECK(output_tensor(ctx).rows % sequence == 0, "rows are whole sequences");
+  }
+
+  // As rope_table.cc: the angle is an f32, its cosine and sine are rounded from double once.
+  void table(int64_t position, float* cosines, float* sines) const {
+    const int64_t half = head_dim / 2;
+    for (int64_t i = 0; i < half; ++i) {
+      float frequency;
+      std::memcpy(&frequency, ctx.inputs[1] + 4 * i, 4);
+      const auto angle = static_cast<double>(static_cast<float>(position) * frequency);
+      const auto c = static_cast<float>(std::cos(angle));
+      const auto s = static_cast<float>(inverse ? -std::sin(angle) : std::sin(angle));
+      const int64_t a = half_split ? i : 2 * i, b = half_split ? half + i : 2 * i + 1;
+      cosines[a] = cosines[b] = c;
+      sines[a] = -s;
+      sines[b] = s;
+    }
+  }
+
+  // The row at `position` of every sequence, so that a position's angles are made once.
+  void position(int64_t position) const {
+    float cosines[kMaxHeadDim], sines[kMaxHeadDim];
+    table(position, cosines, sines);
+    for (int64_t row = position; row < output_tensor(ctx).rows; row += sequence) {
+      const std::byte* from = input_row(ctx, 0, row);
+      std::byte* to = output_row(ctx, 0, row);
+      for (int64_t head = 0; head < rotated; ++head) {
+        const Bytes at = head * head_bytes;
+        rows.rotate(from + at, cosines, sines, to + at, head_dim, half_split);
+      }
+      const Bytes at = rotated * head_bytes;
+      std::memcpy(to + at, from + at, static_cast<size_t>((all - rotated) * head_bytes));
+    }
+  }
+};
+
+}  // namespace
+
+void train_rope(const OpContext& ctx) {
+  const Rope rope(ctx);
+  ctx.pool.for_range(rope.sequence, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t position = begin; position < end; ++position) rope.position(position);
+  });
+}
+
+}  // namespace headrace
