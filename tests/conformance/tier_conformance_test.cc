@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "headrace/tier/arena.h"
+#include "headrace/tier/checksum_tier.h"
 #include "headrace/tier/emulated_tier.h"
 #include "headrace/tier/fault_tier.h"
 #include "headrace/tier/file_tier.h"
@@ -107,6 +108,11 @@ std::unique_ptr<Tier> held(std::unique_ptr<Tier> inner, int max_tickets = 256) {
   return make_fault_tier(std::move(inner), plan);
 }
 
+std::unique_ptr<Tier> checked(std::unique_ptr<Tier> inner, int max_tickets = 256) {
+  return make_checksum_tier(std::move(inner), std::vector<Bytes>(kObjects, kObjectBytes),
+                            max_tickets);
+}
+
 const Kind kKinds[] = {
     {"FileBest", [](Subject& s) { return file(s, {}); }},
     {"FilePreadDirect",
@@ -132,6 +138,10 @@ const Kind kKinds[] = {
     {"EmulatedRealClock", [](Subject&) { return emulated(host(), real_clock(), true); }},
     {"EmulatedTiny", [](Subject& s) { return emulated(host(1), s.clock, true, 2); }, 2},
     {"EmulatedFile", [](Subject& s) { return emulated(file(s, {}), s.clock, true); }},
+    {"CheckedHost", [](Subject&) { return checked(host()); }},
+    {"CheckedFile", [](Subject& s) { return checked(file(s, {})); }},
+    {"CheckedTiny", [](Subject&) { return checked(host(2), 2); }, 2},
+    {"CheckedHeldBack", [](Subject&) { return checked(held(host())); }},
     {"HeldBackHost", [](Subject&) { return held(host()); }},
     {"HeldBackFile", [](Subject& s) { return held(file(s, {})); }},
     {"HeldBackTiny", [](Subject& s) { return held(file(s, tiny(FileMethod::kBest)), 2); },

@@ -1,0 +1,24 @@
+// Checksum tier: any tier, whose loads are checked to bring back what stores wrote.
+//
+// Every page (4 KiB) that a store covers wholly gets a checksum (XXH3, 64 bits), kept in memory: 8
+// bytes a page. wait() of a load compares; a difference is kIo, naming object and offset. Not
+// checked are loads that reach into pages never stored as a whole.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "headrace/base/status.h"
+#include "headrace/tier/tier.h"
+
+namespace headrace {
+
+// `objects`: sizes of the inner tier's objects that are checked, in their order; 0: not that one.
+// `max_tickets` at most the inner tier's.
+std::unique_ptr<Tier> make_checksum_tier(std::unique_ptr<Tier> inner,
+                                         const std::vector<Bytes>& objects,
+                                         int max_tickets = 256);
+// What it holds for objects of this many bytes in all.
+Bytes checksum_memory(Bytes bytes);
+
+}  // namespace headrace
