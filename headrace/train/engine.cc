@@ -1,5 +1,6 @@
 #include "headrace/train/engine.h"
 
+#include "headrace/tier/checksum_tier.h"
 #include "headrace/tier/file_tier.h"
 #include "headrace/tier/host_tier.h"
 
@@ -64,6 +65,9 @@ Result<std::unique_ptr<TrainEngine>> TrainEngine::start(Program program,
   for (size_t t = 1; t < program.tiers.size(); ++t) {
     const EngineOptions::TierPlace& place = options.tiers[t];
     HR_ASSIGN(std::unique_ptr<Tier> tier, open_tier(place, bytes[t], e->arena_.get()));
+    if (options.paranoid && place.frozen_file.empty()) {
+      tier = make_checksum_tier(std::move(tier), {std::max(bytes[t], kPage)}, kMostTickets);
+    }
     if (options.wrap) tier = options.wrap(std::move(tier), t);
     if (place.frozen_file.empty()) o.copies[t] = {0, 0, std::max(bytes[t], kPage)};
     tiers.push_back(tier.get());

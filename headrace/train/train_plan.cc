@@ -10,6 +10,7 @@
 #include "headrace/base/system_memory.h"
 #include "headrace/report/step_report.h"
 #include "headrace/session/session_plan.h"
+#include "headrace/tier/checksum_tier.h"
 #include "headrace/train/checkpoint.h"
 
 namespace headrace {
@@ -117,10 +118,18 @@ class Planner {
     HR_TRY(ledger.reserve("code, tokenizer, graph", round_up(process_, kProcessUnit)));
     HR_TRY(ledger.reserve("plans, transfers, checkpoints, growth",
                           train_overhead(*steps_[0], plan_.options.threads)));
+    if (plan_.options.paranoid) HR_TRY(ledger.reserve("checksums", checksums()));
     HR_TRY(ledger.reserve("page tables", round_up(now.page_tables, kProcessUnit / 4) +
                                              page_tables_of(plan_.options.memory_bytes)));
     plan_.ledger = std::move(ledger);
     return {};
+  }
+
+  // If every tensor had a copy in every tier.
+  Bytes checksums() const {
+    Bytes sum = 0;
+    for (const Tensor& t : steps_[0]->workload.graph.tensors) sum += device_bytes(t);
+    return checksum_memory(sum) * static_cast<Bytes>(plan_.options.tiers.size());
   }
 
   Status measure() {
