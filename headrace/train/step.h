@@ -1,0 +1,50 @@
+// The whole training step as one cyclic Graph: forward, backward and optimizer of all micro-batches.
+//
+// Promises
+//   1. The graph passes verify(); its ops are those of ir/train_ops.h. Between two steps only kState
+//      tensors and frozen weights exist.
+//   2. Losses, gradients and the parameters after the step are the same bits in both MicroOrders.
+//   3. Tensors of parameters and their states have the same names and shapes in training and
+//      evaluation steps of one model, whatever the StepShape.
+//   4. Outputs: "loss" [1, 1], the mean over counted targets; "clip" [1, 2], see add_optimizer().
+//
+// StepRows of a step: tokens and targets, sequences x sequence of them, micro-batch after micro-batch;
+// step, seed, loss_scale; rates, one a group and one for parameters of no group (group_of()).
+#pragma once
+
+#include <vector>
+
+#include "headrace/ir/rules.h"
+#include "headrace/train/forward.h"
+#include "headrace/train/optimizer.h"
+
+namespace headrace {
+
+struct TrainStep {
+  Workload workload;                  // cyclic
+  std::vector<Parameter> parameters;  // see step_model.h; ids are those of the graph
+  TensorId loss, clip;                // clip may be invalid
+};
+
+struct StepOptions {
+  int threads = 1;          // that workspaces are for
+  bool guard = false;       // steps whose gradients are not finite change nothing; needs "clip"
+  bool recompute = true;    // false: no op may run again
+};
+
+// kUsage and kUnsupported with the member's name: see check(StepModel), add_optimizer(); a shape
+// that cannot be (more micro-batches than sequences, sequences longer than the position table).
+// Linear in ops.
+Result<TrainStep> build_train_step(const StepModel& model, const StepShape& shape,
+                                   const OptimizerConfig& optimizer, const StepOptions& options);
+// Forward and loss alone, without dropout; parameters are read, never changed.
+Result<TrainStep> build_eval_step(const StepModel& model, const StepShape& shape,
+                                  const StepOptions& options);
+
+// The other order of micro-batches, to be planned as well: the planner's choice is the faster plan.
+MicroOrder other(MicroOrder order);
+
+// Rules that allow `codec` for the forward activations that wait for their backward use.
+std::vector<PlacementRule> activation_rules(const TrainStep& step, Codec codec);
+
+}  // namespace headrace
