@@ -25,7 +25,7 @@ constexpr std::array<const char*, 2> kOnNan = {"stop", "skip"};
 // Products that may have an adapter, of every family.
 constexpr std::array<const char*, 10> kTargets = {
     "q_proj", "k_proj", "v_proj",      "o_proj",     "gate_proj",
-    "up_proj", "down_proj", "attn.c_attn", "attn.c_proj", "mlp.c_fc"};
+    "up_proj", "down_proj", "c_attn", "c_proj", "c_fc"};
 
 constexpr Bytes kMaxConfig = 4 * kMiB;
 // Far beyond real models, and small enough that no product of three overflows.
