@@ -20,6 +20,7 @@
 //                     position table [P, n] c. out: x [T, n] c = table[token] (+ pos[position]).
 //                     attrs: row_begin, sequence, positions
 //   hr.embed_grad     in: dx [T, n] c. targets: of each table tile, then of the position table.
+//                     With positions = 1 there may be no tiles: the position table alone.
 //                     attrs: row_begin, sequence, positions
 //   hr.linear         in: x [T, k] c, weights [n_i, k] c (attr weights of them), then as many biases
 //                     [1, n_i] if attr bias = 1, +residual [T, N] c. out: y [T, N] c; columns

@@ -72,9 +72,11 @@ void train_embed_grad(const OpContext& ctx) {
     }
     for (int64_t row = 0; row < dx.rows; ++row) {
       const std::byte* from = input_row(ctx, 0, row) + row_bytes(dx.dtype, begin);
-      const TileRow at = find_row(token_of(ctx, row), tiles,
-                                  [&](size_t tile) { return targets.tensor(tile).rows; });
-      rows.add_to(from, targets.data(at.tile) + at.row * n + begin, end - begin);
+      if (tiles > 0) {
+        const TileRow at = find_row(token_of(ctx, row), tiles,
+                                    [&](size_t tile) { return targets.tensor(tile).rows; });
+        rows.add_to(from, targets.data(at.tile) + at.row * n + begin, end - begin);
+      }
       if (!positions) continue;
       rows.add_to(from, targets.data(tiles) + row % sequence * n + begin, end - begin);
     }
