@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "headrace/kernel/gemm.h"
+#include "headrace/kernel/half.h"
 #ifdef HEADRACE_DNNL
 #include <dnnl.hpp>
 #include <omp.h>
@@ -42,7 +43,7 @@ std::vector<std::byte> numbers(DType type, int64_t count) {
   std::vector<std::byte> bytes(static_cast<size_t>(count) * element);
   for (int64_t i = 0; i < count; ++i) {
     const float value = static_cast<float>((i * 7919 + i / 31) % 61 - 30) / 32;
-    const uint16_t half = gemm_to_bf16(value);
+    const uint16_t half = f32_to_bf16(value);
     std::memcpy(bytes.data() + static_cast<size_t>(i) * element,
                 element == 2 ? static_cast<const void*>(&half) : &value, element);
   }

@@ -1,7 +1,6 @@
 #include "headrace/kernel/gemm.h"
 
 #include <atomic>
-#include <bit>
 
 #include "headrace/kernel/gemm_layout.h"
 
@@ -60,12 +59,6 @@ std::atomic<bool>& bf16_dot() {
 
 bool gemm_uses_bf16_dot() { return bf16_dot().load(std::memory_order_relaxed); }
 void gemm_set_bf16_dot(bool on) { bf16_dot() = on && has_bf16_dot(); }
-
-uint16_t gemm_to_bf16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
 
 Bytes gemm_workspace(const GemmArgs& args, int threads) {
   return gemm_layout::scratch_of(args).total() * threads;

@@ -76,7 +76,4 @@ void gemm_part_avx512(const GemmArgs& args, const GemmPart& part, std::byte* scr
 bool gemm_uses_bf16_dot();
 void gemm_set_bf16_dot(bool on);
 
-// Round to nearest even; NaN stays NaN.
-uint16_t gemm_to_bf16(float value);
-
 }  // namespace headrace

@@ -1,6 +1,6 @@
 // GEMM of gemm.h, written once over Lanes. Included by gemm_avx2.cc and gemm_avx512.cc, each after
-// its lanes_*.h and after saying how large a tile its registers hold (kMr rows, kNv Lanes), how 16
-// bf16 are loaded and stored and how pairs are multiplied.
+// its lanes_*.h and after saying how large a tile its registers hold (kMr rows, kNv Lanes) and how
+// pairs of bf16 are taken apart.
 //
 // Loops, outermost first: tiles of rows (only where sums are kept apart), tiles of kTileCols
 // columns, blocks of k (B packed), panels of up to kMr rows (A packed), panels of columns.
@@ -108,8 +108,8 @@ struct Finish {
     if (has_bias) v = v + Lanes::load(bias);
     const int64_t at = i * g.c_stride + j;
     if (g.out_type == DType::kBF16) {
-      if (g.residual != nullptr) v = v + load_bf16(g.residual + at * 2, size);
-      store_bf16(g.c + at * 2, v, size);
+      if (g.residual != nullptr) v = v + Lanes::load_bf16(g.residual + at * 2, size);
+      v.store_bf16(g.c + at * 2, size);
       return;
     }
     float* c = reinterpret_cast<float*>(g.c) + at;
@@ -239,10 +239,11 @@ class PartRun {
   // and this share of the next panel of A.
   void ask_for(const GemmPart& t, int64_t i, int64_t rows, int64_t c, int64_t p, int64_t units) {
     const int64_t size = apart_ ? 4 : RowCursor::element(g_.out_type);
+    const std::byte* first =
+        apart_ ? reinterpret_cast<std::byte*>(sums_ + (i - t.row_begin) * sums_stride_ + c)
+               : g_.c + (i * g_.c_stride + t.col_begin + c) * size;
     for (int64_t r = 0; r < rows; ++r) {
-      const std::byte* row =
-          apart_ ? reinterpret_cast<std::byte*>(sums_ + (i + r - t.row_begin) * sums_stride_ + c)
-                 : g_.c + ((i + r) * g_.c_stride + t.col_begin + c) * size;
+      const std::byte* row = first + r * (apart_ ? sums_stride_ : g_.c_stride) * size;
       for (int64_t at = 0; at < kNr * size; at += 64) __builtin_prefetch(row + at, 1);
     }
     if (g_.layout == GemmLayout::kDw) return;

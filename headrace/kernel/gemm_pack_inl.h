@@ -67,7 +67,8 @@ inline void pack_transposed(DType type, const std::byte* const* rows, int64_t co
   }
 }
 
-// out[i], i < count (rounded up to 8 and zero filled) = element i of `row`, as a unit: for bf16
+// out[i], i < count (rounded up to 8 or 16, the rest being 0 or what follows in a row that has
+// `readable` elements) = element i of `row`, as a unit: for bf16
 // with element i of `next` (null: 0) as the second half.
 inline void pack_row(DType type, const std::byte* row, const std::byte* next, int64_t count,
                      int64_t readable, float* out) {
@@ -97,8 +98,8 @@ inline void pack_row(DType type, const std::byte* row, const std::byte* next, in
   std::memcpy(out + i, pairs, sizeof(pairs));
 }
 
-// Stored rows [first, first + depth) of a matrix with k as rows, columns [begin, begin + count):
-// panels of `width` columns, unit by unit: out[panel][unit][stride].
+// Stored rows [first, first + depth) of a matrix with k as rows, columns [begin, begin + count) of
+// `readable` from there on: panels of `width` columns, unit by unit: out[panel][unit][stride].
 inline void pack_rows(DType type, RowCursor rows, int64_t first, int64_t depth, int64_t begin,
                       int64_t count, int64_t readable, int64_t width, int64_t stride, float* out) {
   const int64_t element = RowCursor::element(type), step = type == DType::kBF16 ? 2 : 1;

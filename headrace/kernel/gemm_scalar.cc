@@ -89,7 +89,7 @@ void gemm_part_scalar(const GemmArgs& g, const GemmPart& part, std::byte*) {
       if (g.residual != nullptr) v = v + load(g.out_type, g.residual + at);
       if (g.add) v = load(g.out_type, g.c + at) + v;
       if (g.out_type == DType::kBF16) {
-        const uint16_t half = gemm_to_bf16(v);
+        const uint16_t half = f32_to_bf16(v);
         std::memcpy(g.c + at, &half, 2);
       } else {
         std::memcpy(g.c + at, &v, 4);

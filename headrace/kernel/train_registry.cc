@@ -3,6 +3,8 @@
 
 #include "headrace/base/status.h"
 #include "headrace/kernel/train.h"
+#include "headrace/kernel/train_attention.h"
+#include "headrace/kernel/train_linear.h"
 #include "headrace/kernel/train_reduce.h"
 
 namespace headrace {
@@ -11,14 +13,21 @@ namespace {
 constexpr std::array kTrainKernels{
     TrainKernel{"hr.embed", train_embed},
     TrainKernel{"hr.embed_grad", train_embed_grad},
+    TrainKernel{"hr.linear", train_linear, train_linear_workspace},
+    TrainKernel{"hr.linear_dx", train_linear_dx, train_linear_workspace},
+    TrainKernel{"hr.linear_dw", train_linear_dw, train_linear_workspace},
     TrainKernel{"hr.norm", train_norm},
     TrainKernel{"hr.norm_dx", train_norm_dx},
     TrainKernel{"hr.norm_dw", train_norm_dw},
     TrainKernel{"hr.rope", train_rope},
+    TrainKernel{"hr.attention", train_attention, train_attention_workspace},
+    TrainKernel{"hr.attention_grad", train_attention_grad, train_attention_grad_workspace},
     TrainKernel{"hr.act", train_act},
     TrainKernel{"hr.act_grad", train_act_grad},
     TrainKernel{"hr.dropout", train_dropout},
     TrainKernel{"hr.add", train_add},
+    TrainKernel{"hr.loss", train_loss, train_loss_workspace},
+    TrainKernel{"hr.mean_loss", train_mean_loss},
     TrainKernel{"hr.sum_squares", train_sum_squares, train_sum_squares_workspace},
     TrainKernel{"hr.clip", train_clip},
     TrainKernel{"hr.adamw", train_adamw},

@@ -44,7 +44,8 @@ class Product {
       counts_.push_back(count);
     }
     for (size_t i = 0; i < weights_.size(); ++i) {
-      rows_.push_back({weights_[i].data() + 1, counts_[i], o.bias ? biases_[i].data() + 1 : nullptr});
+      const std::byte* bias = o.bias ? biases_[i].data() + 1 : nullptr;
+      rows_.push_back({weights_[i].data() + 1, counts_[i], bias});
     }
     c_stride_ = o.n + 5;
     residual_ = values(o.out, o.m * c_stride_, 0);
@@ -142,7 +143,7 @@ class Product {
       float value = normal(random_);
       if (o_.extreme) value = std::ldexp(value, static_cast<int>(random_() % 24) - 76);
       if (o_.extreme && random_() % 8 == 0) value = std::ldexp(value, -60);
-      const uint16_t half = gemm_to_bf16(value);
+      const uint16_t half = f32_to_bf16(value);
       std::memcpy(bytes.data() + skew + i * element,
                   element == 2 ? static_cast<const void*>(&half) : &value, element);
     }
@@ -304,15 +305,6 @@ TEST_F(Gemm, TheReferenceIsWithinRoundingOfDoublePrecision) {
       }
     }
   }
-}
-
-TEST_F(Gemm, RoundingToBf16IsToNearestEvenAndKeepsNaN) {
-  EXPECT_EQ(gemm_to_bf16(1.0f), 0x3f80);
-  EXPECT_EQ(gemm_to_bf16(0x1.01p0f), 0x3f80);       // a tie goes to the even one
-  EXPECT_EQ(gemm_to_bf16(0x1.03p0f), 0x3f82);
-  EXPECT_EQ(gemm_to_bf16(0x1.0102p0f), 0x3f81);
-  EXPECT_EQ(gemm_to_bf16(-3.4e38f), 0xff80);        // beyond the largest: infinity
-  EXPECT_TRUE(std::isnan(bf16_to_f32(gemm_to_bf16(std::nanf("")))));
 }
 
 }  // namespace

@@ -1,0 +1,8 @@
+#include "headrace/kernel/lanes_avx512.h"
+#include "headrace/kernel/train_loss_inl.h"
+
+namespace headrace {
+
+float loss_row_avx512(const LossRow& row) { return loss_row_lanes(row); }
+
+}  // namespace headrace
