@@ -82,6 +82,15 @@ struct Lanes {
   Lanes swap_pairs() const {
     return each([&](int i) { return v[i ^ 1]; });
   }
+  float max_lane() const {
+    Lanes x = *this;
+    for (int width = 8; width > 0; width /= 2) {
+      for (int l = 0; l < width; ++l) {
+        x.v[l] = x.v[l] > x.v[l + width] ? x.v[l] : x.v[l + width];
+      }
+    }
+    return x.v[0];
+  }
   // l + l+8, then +4, +2, +1.
   float tree_sum() const {
     Lanes x = *this;
