@@ -54,12 +54,13 @@ std::set<std::string> outer_keys(std::string_view text, const std::set<std::stri
 
 FileKind kind_of_json(std::string_view text) {
   static const std::set<std::string> kDecisive = {"headrace_workload", "kernels", "step",
-                                                  "traceEvents", "tiers"};
+                                                  "traceEvents", "tiers", "data"};
   const std::set<std::string> keys = outer_keys(text, kDecisive);
   if (keys.count("traceEvents") > 0) return FileKind::kTrace;
   if (keys.count("headrace_workload") + keys.count("kernels") + keys.count("step") > 0)
     return FileKind::kWorkload;
   if (keys.count("tiers") > 0) return FileKind::kMachine;
+  if (keys.count("data") > 0) return FileKind::kTraining;
   return FileKind::kUnknown;
 }
 
@@ -86,6 +87,7 @@ const char* kind_text(FileKind kind) {
     case FileKind::kTrace: return "a Trace";
     case FileKind::kWorkload: return "a workload or a step config";
     case FileKind::kMachine: return "a machine file";
+    case FileKind::kTraining: return "a training config";
     case FileKind::kUnknown: return "none of the files that headrace knows";
   }
   return "";

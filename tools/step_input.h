@@ -17,6 +17,7 @@ enum class FileKind {
   kTrace,     // Chrome / Perfetto JSON
   kWorkload,  // JSON, a step config included
   kMachine,   // JSON
+  kTraining,  // JSON: the config of a training run
   kUnknown,
 };
 // "a Program", "a machine file": for messages.

@@ -34,6 +34,20 @@ Result<Bytes> free_on_disk(const std::string& folder) {
   return static_cast<Bytes>(info.f_bavail) * static_cast<Bytes>(info.f_frsize);
 }
 
+StepRequest request_of(const TrainPlan& plan, const std::shared_ptr<const TrainStep>& step,
+                       Bytes arena) {
+  StepRequest r;
+  r.name = plan.options.config.name;
+  r.workload = std::shared_ptr<const Workload>(step, &step->workload);
+  r.machine = &plan.machine;
+  r.budget = arena;
+  r.cost.rows = step->workload.graph.max_rows;
+  r.goal = Goal::kThroughput;
+  r.recompute = plan.options.config.recompute;
+  r.reorder = false;  // the builder's order keeps gradients and activations short-lived
+  return r;
+}
+
 class Planner {
  public:
   Planner(const TrainOptions& options, const StepModel& model) : model_(model) {
@@ -53,7 +67,7 @@ class Planner {
     if (const Bytes now = process_memory().rss; now > process_) {
       process_ = now;
       HR_TRY(reserve());
-      if (plan_.plan.program.arena_bytes > plan_.ledger.available()) HR_TRY(plan_all());
+      if (plan_.plan.program.arena_bytes > room()) HR_TRY(plan_all());
     }
     plan_.arena_bytes = plan_.plan.program.arena_bytes;
     plan_.full_arena_bytes = plan_.plan.unconstrained_peak_bytes;
@@ -125,6 +139,11 @@ class Planner {
     return {};
   }
 
+  Bytes room() const {
+    const Bytes asked = plan_.options.arena_bytes;
+    return asked > 0 ? std::min(asked, plan_.ledger.available()) : plan_.ledger.available();
+  }
+
   // If every tensor had a copy in every tier.
   Bytes checksums() const {
     Bytes sum = 0;
@@ -135,7 +154,7 @@ class Planner {
   Status measure() {
     if (!plan_.options.profile) return {};
     for (const auto& step : steps_) {
-      HR_ASSIGN(plan_.profile, measure_ops(&step->workload.graph, plan_.ledger.available(),
+      HR_ASSIGN(plan_.profile, measure_ops(&step->workload.graph, room(),
                                            plan_.options.threads));
     }
     return {};
@@ -145,16 +164,7 @@ class Planner {
     bool have = false;
     Status refused;
     for (const auto& step : steps_) {
-      StepRequest r;
-      r.name = plan_.options.config.name;
-      r.workload = std::shared_ptr<const Workload>(step, &step->workload);
-      r.machine = &plan_.machine;
-      r.budget = plan_.ledger.available();
-      r.cost.rows = step->workload.graph.max_rows;
-      r.goal = Goal::kThroughput;
-      r.recompute = plan_.options.config.recompute;
-      r.reorder = false;  // the builder's order keeps gradients and activations short-lived
-      HR_ASSIGN(StepResult result, plan_step(r));
+      HR_ASSIGN(StepResult result, plan_step(request_of(plan_, step, room())));
       if (const Infeasible* no = std::get_if<Infeasible>(&result)) {
         if (refused.ok()) refused = refusal(*no, step->workload.graph);
         continue;
@@ -197,6 +207,28 @@ class Planner {
 };
 
 }  // namespace
+
+Result<std::vector<TrainBudget>> other_budgets(const TrainPlan& plan) {
+  std::vector<TrainBudget> out;
+  const Bytes beside = plan.ledger.reserved() - plan.arena_bytes;
+  for (double factor : {0.5, 0.7, 0.85, 1.25, 1.5, 2.0}) {
+    TrainBudget b;
+    b.memory_bytes = round_up(
+        static_cast<Bytes>(factor * static_cast<double>(plan.options.memory_bytes)), kMiB);
+    const Bytes arena = b.memory_bytes - beside;
+    if (arena <= 0) continue;
+    // More than all of it buys nothing.
+    if (factor > 1 && plan.arena_bytes >= plan.full_arena_bytes) break;
+    HR_ASSIGN(const StepResult result, plan_step(request_of(plan, plan.step, arena)));
+    if (const StepPlan* p = std::get_if<StepPlan>(&result)) {
+      b.fits = true;
+      b.step_ns = p->predicted.total_ns;
+      b.moved_bytes = p->predicted.loaded_bytes + p->predicted.stored_bytes;
+    }
+    out.push_back(b);
+  }
+  return out;
+}
 
 Bytes train_overhead(const TrainStep& step, int threads) {
   const Graph& g = step.workload.graph;

@@ -32,6 +32,7 @@ struct TrainOptions {
   std::vector<StateTier> tiers;  // empty: the RUN folder alone
   bool profile = true;     // measure ops here first; false: predict them
   bool paranoid = false;
+  Bytes arena_bytes = 0;   // tests: the arena's room, instead of what the budget leaves; 0: that
 };
 
 struct TrainPlan {
@@ -50,6 +51,17 @@ struct TrainPlan {
 
 // Errors: kUsage and kUnsupported as build_train_step; kDoesNotFit.
 Result<TrainPlan> plan_training(const TrainOptions& options, const StepModel& model);
+
+// The same step at another budget.
+struct TrainBudget {
+  Bytes memory_bytes = 0;
+  bool fits = false;
+  Nanos step_ns = 0;
+  Bytes moved_bytes = 0;  // loaded and stored, a step
+};
+// What budgets from a half of the plan's to twice it would buy; as far as everything stays on the
+// device.
+Result<std::vector<TrainBudget>> other_budgets(const TrainPlan& plan);
 
 // Memory beside the arena and this process as it is: transfers, checkpoints, data, plans.
 Bytes train_overhead(const TrainStep& step, int threads);

@@ -159,6 +159,21 @@ std::string train_plan_table(const TrainPlan& plan, const TextStyle& style) {
   return out;
 }
 
+std::string train_budget_table(const TrainPlan& plan, const std::vector<TrainBudget>& budgets) {
+  std::string out = "other budgets\n";
+  const double now = seconds(plan.plan.predicted.total_ns);
+  for (const TrainBudget& b : budgets) {
+    out += "  " + pad_left(human_bytes(b.memory_bytes), 12);
+    if (!b.fits) {
+      out += "   too small\n";
+      continue;
+    }
+    out += text_of("   %s a step (%+.0f %%), %s moved\n", human_time(b.step_ns).c_str(),
+                   100 * (seconds(b.step_ns) / now - 1), human_bytes(b.moved_bytes).c_str());
+  }
+  return out;
+}
+
 void write_train_plan(const TrainPlan& plan, JsonWriter& json) {
   const TrainPlanFigures f = train_plan_figures(plan);
   const std::vector<Parameter>& parameters = plan.step->parameters;

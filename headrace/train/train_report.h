@@ -38,6 +38,8 @@ Bytes floor_of(const TrainPlan& plan);
 
 // The table before step 1. At most 100 columns.
 std::string train_plan_table(const TrainPlan& plan, const TextStyle& style);
+// What other budgets would buy, a line each.
+std::string train_budget_table(const TrainPlan& plan, const std::vector<TrainBudget>& budgets);
 // Members "train", "memory", "step": see docs/guide/training.md.
 void write_train_plan(const TrainPlan& plan, JsonWriter& json);
 
