@@ -144,6 +144,7 @@ class OpVerifier {
   Status loss();
   Status mean_loss();
   Status sum_squares();
+  Status guard();
   Status clip();
   Status adamw();
   Status sgd();
@@ -190,6 +191,7 @@ const std::vector<OpVerifier::Entry>& OpVerifier::table() {
       {"hr.add", {}, &V::add},
       {"hr.loss", {kRowBeginRule, {Attr::kGrad, 0, 2}}, &V::loss},
       {"hr.mean_loss", {}, &V::mean_loss},
+      {"hr.guard", {}, &V::guard},
       {"hr.sum_squares", {}, &V::sum_squares},
       {"hr.clip", {{Attr::kMaxNorm, 0, 1e30, false}}, &V::clip},
       {"hr.adamw",
@@ -474,6 +476,13 @@ Status OpVerifier::sum_squares() {
   HR_TRY(need_inputs(1, 1));
   HR_TRY(need_outputs(1));
   HR_TRY(need(in(0).dtype == DType::kF32, in(0), "is not f32"));
+  return f32(out(0), 1, 2);
+}
+
+Status OpVerifier::guard() {
+  HR_TRY(need_inputs(1, 1));
+  HR_TRY(need_outputs(1));
+  HR_TRY(f32(in(0), 1, 1));
   return f32(out(0), 1, 2);
 }
 

@@ -46,6 +46,7 @@ void train_act_grad(const OpContext& ctx);
 void train_dropout(const OpContext& ctx);
 void train_add(const OpContext& ctx);
 void train_sum_squares(const OpContext& ctx);
+void train_guard(const OpContext& ctx);
 void train_clip(const OpContext& ctx);
 void train_adamw(const OpContext& ctx);
 void train_sgd(const OpContext& ctx);

@@ -6,8 +6,9 @@
 namespace headrace {
 
 void train_dropout(const OpContext& ctx) {
-  const double p = ctx.op.attr(Attr::kProbability);
-  HR_CHECK(p >= 0 && p < 1, "the probability of dropping is at least 0 and below 1");
+  const double asked = ctx.op.attr(Attr::kProbability);
+  HR_CHECK(asked >= 0 && asked < 1, "the probability of dropping is at least 0 and below 1");
+  const double p = ctx.rows.update ? asked : 0;  // an evaluation drops nothing
   const int64_t n = output_tensor(ctx).cols, first = ctx.op.iattr(Attr::kRowBegin);
   const TypedTrainRows& rows = train_rows().of(output_tensor(ctx).dtype);
   const auto stream = static_cast<uint32_t>(ctx.op.iattr(Attr::kStream));

@@ -30,6 +30,7 @@ struct Param {
     factor = clip != nullptr ? f32_row(clip, 0, 2)[0]
                              : static_cast<float>(1 / ctx.rows.loss_scale);
     rate = ctx.rows.rates[static_cast<size_t>(ctx.op.iattr(Attr::kGroup))];
+    if (!ctx.rows.update) factor = 0;
     draw = {ctx.rows.seed, static_cast<uint32_t>(ctx.op.iattr(Attr::kStream)), 0};
   }
 };

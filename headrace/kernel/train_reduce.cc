@@ -41,6 +41,13 @@ void train_sum_squares(const OpContext& ctx) {
   out[1] = std::isfinite(out[0]) ? static_cast<float>(sum - static_cast<double>(out[0])) : 0.0f;
 }
 
+void train_guard(const OpContext& ctx) {
+  float* out = f32_row(ctx.outputs[0], 0, 2);
+  const bool finite = std::isfinite(f32_row(ctx.inputs[0], 0, 1)[0]);
+  out[0] = finite ? static_cast<float>(1 / ctx.rows.loss_scale) : 0.0f;
+  out[1] = 0;
+}
+
 void train_clip(const OpContext& ctx) {
   double sum = 0;
   for (const std::byte* input : ctx.inputs) {

@@ -28,6 +28,7 @@ constexpr std::array kTrainKernels{
     TrainKernel{"hr.add", train_add},
     TrainKernel{"hr.loss", train_loss, train_loss_workspace},
     TrainKernel{"hr.mean_loss", train_mean_loss},
+    TrainKernel{"hr.guard", train_guard},
     TrainKernel{"hr.sum_squares", train_sum_squares, train_sum_squares_workspace},
     TrainKernel{"hr.clip", train_clip},
     TrainKernel{"hr.adamw", train_adamw},

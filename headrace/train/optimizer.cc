@@ -8,10 +8,10 @@ namespace {
 
 class OptimizerBuilder {
  public:
-  OptimizerBuilder(const OptimizerConfig& config, Precision precision, bool clipped,
+  OptimizerBuilder(const OptimizerConfig& config, Precision precision, TensorId guard,
                    std::vector<Parameter>* parameters, Graph* graph)
-      : c_(config), precision_(precision), clipped_(clipped), parameters_(*parameters),
-        g_(*graph) {}
+      : c_(config), precision_(precision), clipped_(config.clip_norm > 0), guard_(guard),
+        parameters_(*parameters), g_(*graph) {}
 
   TensorId run() {
     find_last_touches();
@@ -20,6 +20,10 @@ class OptimizerBuilder {
     old.swap(g_.ops);
     for (size_t i = 0; i < ops; ++i) {
       g_.ops.push_back(std::move(old[i]));
+      const std::vector<TensorId>& written = g_.ops.back().outputs;
+      if (guard_.valid() && !clipped_ && !written.empty() && written[0] == guard_) {
+        add_factor("hr.guard", {guard_});
+      }
       for (const size_t p : final_at_[i]) {
         if (clipped_) {
           add_sum(parameters_[p]);
@@ -28,15 +32,13 @@ class OptimizerBuilder {
         }
       }
     }
-    if (!clipped_ || sums_.empty()) return {};
-    clip_ = vector("clip", Role::kOutput);
-    Op op = kernel("hr.clip", "clip");
+    if (!clipped_ || sums_.empty()) return clip_;
+    std::vector<TensorId> sums;
     for (const Parameter& p : parameters_) {  // the order of the sum is that of the parameters
-      if (sums_.contains(p.gradient)) op.inputs.push_back(sums_.at(p.gradient));
+      if (sums_.contains(p.gradient)) sums.push_back(sums_.at(p.gradient));
     }
-    op.outputs = {clip_};
-    op.attrs[Attr::kMaxNorm] = c_.clip_norm;
-    g_.ops.push_back(std::move(op));
+    add_factor("hr.clip", std::move(sums));
+    g_.ops.back().attrs[Attr::kMaxNorm] = c_.clip_norm;
     for (size_t i = ops; i-- > 0;) {
       for (auto p = final_at_[i].rbegin(); p != final_at_[i].rend(); ++p) add_step(*p);
     }
@@ -80,6 +82,15 @@ class OptimizerBuilder {
     t.bytes = 8;
     t.data_class = DataClass::kOther;
     return g_.add(std::move(t));
+  }
+
+  // What every step from here on multiplies its gradient by.
+  void add_factor(const char* name, std::vector<TensorId> inputs) {
+    clip_ = vector("clip", Role::kOutput);
+    Op op = kernel(name, "clip");
+    op.inputs = std::move(inputs);
+    op.outputs = {clip_};
+    g_.ops.push_back(std::move(op));
   }
 
   void add_sum(const Parameter& p) {
@@ -133,6 +144,7 @@ class OptimizerBuilder {
   const OptimizerConfig& c_;
   const Precision precision_;
   const bool clipped_;
+  const TensorId guard_;
   std::vector<Parameter>& parameters_;
   Graph& g_;
   TensorId clip_;
@@ -163,7 +175,7 @@ double weight_decay_of(const OptimizerConfig& config, const Parameter& parameter
   return parameter.kind == ParameterKind::kVector ? 0 : config.weight_decay;
 }
 
-Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precision, bool guard,
+Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precision, TensorId guard,
                                std::vector<Parameter>* parameters, Graph* graph) {
   if (config.kind != "adamw" && config.kind != "sgd") {
     return error(Code::kUsage, "optimizer: kind is '%s'; known are adamw and sgd",
@@ -180,8 +192,7 @@ Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precisio
     return error(Code::kUsage, "optimizer: weight_decay of group '%s' is %g", group.match.c_str(),
                  group.weight_decay);
   }
-  const bool clipped = guard || config.clip_norm > 0;
-  return OptimizerBuilder(config, precision, clipped, parameters, graph).run();
+  return OptimizerBuilder(config, precision, guard, parameters, graph).run();
 }
 
 }  // namespace headrace

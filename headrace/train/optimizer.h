@@ -24,11 +24,11 @@ int64_t group_of(const OptimizerConfig& config, const std::string& name);
 double weight_decay_of(const OptimizerConfig& config, const Parameter& parameter);
 
 // Adds state tensors and ops for every parameter that has a gradient, and sets group, weight_decay,
-// master, m and v. Returns hr.clip's output [1, 2], called "clip", an output of the step; invalid
-// when there is none: it is there when config.clip_norm > 0 or with `guard` (gradients are scaled, or
-// a step whose gradients are not finite must change nothing).
+// master, m and v. Returns the [1, 2] output of the step called "clip", what gradients are multiplied
+// by: of hr.clip when config.clip_norm > 0; else, when `guard` is valid, of hr.guard, which stands
+// right after the op that writes `guard`, the mean loss (before every step, then); invalid otherwise.
 // kUsage: an optimizer of another kind, or numbers that verify() would refuse.
-Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precision, bool guard,
+Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precision, TensorId guard,
                                std::vector<Parameter>* parameters, Graph* graph);
 
 }  // namespace headrace

@@ -1,5 +1,7 @@
 #include "headrace/train/step.h"
 
+#include <algorithm>
+
 #include "headrace/ir/train_ops.h"
 #include "headrace/train/backward.h"
 #include "headrace/train/cost.h"
@@ -26,7 +28,14 @@ class StepBuilder {
       for (int64_t stage = 0; stage < forward_.stages(); ++stage) add(stage, m);
     }
   }
-  TensorId add_mean_loss() { return forward_.add_mean_loss(); }
+  // Right after the last loss.
+  TensorId add_mean_loss() {
+    const TensorId mean = forward_.add_mean_loss();
+    const auto last_loss = std::find_if(g_.ops.rbegin(), g_.ops.rend(),
+                                        [](const Op& op) { return op.kernel == "hr.loss"; });
+    std::rotate(last_loss.base(), g_.ops.end() - 1, g_.ops.end());
+    return mean;
+  }
 
  private:
   int64_t last() const { return forward_.stages() - 1; }
@@ -126,7 +135,8 @@ Result<TrainStep> build_train_step(const StepModel& model, const StepShape& shap
   StepBuilder builder(model, shape, &step);
   HR_TRY(builder.train());
   step.loss = builder.add_mean_loss();
-  HR_ASSIGN(step.clip, add_optimizer(optimizer, model.precision, options.guard, &step.parameters,
+  const TensorId guard = options.guard ? step.loss : TensorId();
+  HR_ASSIGN(step.clip, add_optimizer(optimizer, model.precision, guard, &step.parameters,
                                      &step.workload.graph));
   HR_TRY(finish(options, &step));
   return step;

@@ -28,7 +28,8 @@ struct TrainStep {
 
 struct StepOptions {
   int threads = 1;          // that workspaces are for
-  bool guard = false;       // steps whose gradients are not finite change nothing; needs "clip"
+  bool guard = false;       // a step whose loss (with clipping: gradient norm) is not finite
+                            // changes nothing
   bool recompute = true;    // false: no op may run again
 };
 

@@ -259,7 +259,7 @@ Result<TrainStepReport> Trainer::step() {
   const std::span<const float> clip = engine_->output("clip");
   if (!clip.empty()) {
     r.skipped = clip[0] == 0;
-    r.gradient_norm = clip[1];
+    if (c.optimizer.clip_norm > 0) r.gradient_norm = clip[1];
   }
   if (r.skipped && c.on_nan == "stop") return explain_not_finite(r.loss);
   ++done_;

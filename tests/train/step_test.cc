@@ -142,15 +142,24 @@ TEST(TrainStep, WithClippingAllStepsComeAfterTheNormOfAllGradients) {
                           [](const Op& op) { return op.kernel == "hr.adamw"; }), n);
 }
 
-TEST(TrainStep, AGuardedStepHasTheNormWithoutALimit) {
-  const TrainStep step = built(small_llama(), small_shape(), {}, {.guard = true});
-  ASSERT_TRUE(step.clip.valid());
-  for (const Op& op : step.workload.graph.ops) {
-    if (op.kernel == "hr.clip") {
-      EXPECT_EQ(op.attr(Attr::kMaxNorm), 0);
-    }
-    if (op.kernel == "hr.adamw") {
-      EXPECT_EQ(op.inputs.size(), 2u);
+TEST(TrainStep, AGuardedStepKnowsWhetherItsLossIsANumberBeforeItChangesAnything) {
+  for (MicroOrder order : {MicroOrder::kBatchMajor, MicroOrder::kLayerMajor}) {
+    StepShape shape = small_shape(2);
+    shape.order = order;
+    const TrainStep step = built(small_llama(), shape, {}, {.guard = true});
+    ASSERT_TRUE(step.clip.valid());
+    bool guarded = false;
+    for (const Op& op : step.workload.graph.ops) {
+      EXPECT_NE(op.kernel, "hr.clip");
+      EXPECT_NE(op.kernel, "hr.sum_squares");
+      if (op.kernel == "hr.guard") {
+        guarded = true;
+        EXPECT_EQ(op.inputs, std::vector<TensorId>{step.loss});
+      }
+      if (op.kernel != "hr.adamw") continue;
+      EXPECT_TRUE(guarded);
+      ASSERT_EQ(op.inputs.size(), 2u);
+      EXPECT_EQ(op.inputs[1], step.clip);
     }
   }
 }
