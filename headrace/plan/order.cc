@@ -20,8 +20,9 @@ std::vector<OpId> ids_of(const std::vector<int32_t>& order) {
   return ids;
 }
 
-// Always the ready op that adds the fewest bytes, what it allocates less what dies with it; ties by
-// index. A tensor's last reader is known by the exclusive or of those that are left. O(touches log n).
+// Always the ready op that adds the fewest bytes, what it allocates less what dies with it; ties
+// by index. A tensor's last reader is known by the exclusive or of those that are left. O(touches
+// log n).
 class LeastMemoryFirst {
  public:
   explicit LeastMemoryFirst(const OrderGraph& g)

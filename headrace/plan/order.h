@@ -21,8 +21,8 @@ Bytes swept_peak(const Graph& graph, const std::vector<OpId>& order);
 // The program's order first, then others worth a placement, best first, none twice. `most` of them.
 std::vector<OrderChoice> choose_orders(const StepRequest& request, size_t most);
 
-// Steps of up to 32 ops: hill climbing over orders from each of `orders`, judged by placement without
-// local search; the best that it finds is added. At most 400 placements from each start.
+// Steps of up to 32 ops: hill climbing over orders from each of `orders`, judged by placement
+// without local search; the best that it finds is added. At most 400 placements from each start.
 Status search_orders(const StepRequest& request, std::vector<OrderChoice>& orders);
 
 }  // namespace headrace::plan

@@ -82,7 +82,9 @@ std::vector<Bytes> held_by_order(const OrderGraph& g, const std::vector<int32_t>
 
 bool valid_order(const OrderGraph& g, const std::vector<int32_t>& order) {
   std::vector<int32_t> at(g.n, -1);
-  for (size_t k = 0; k < order.size(); ++k) at[static_cast<size_t>(order[k])] = static_cast<int32_t>(k);
+  for (size_t k = 0; k < order.size(); ++k) {
+    at[static_cast<size_t>(order[k])] = static_cast<int32_t>(k);
+  }
   for (size_t o = 0; o < g.n; ++o) {
     for (int32_t to : g.after[o]) {
       if (at[o] < 0 || at[o] >= at[static_cast<size_t>(to)]) return false;
@@ -224,9 +226,12 @@ int64_t improve_windows(const OrderGraph& g, int windows, std::vector<int32_t>& 
   if (w < 3) return 0;
   std::vector<int32_t> position(g.n);
   for (int i = 0; i < windows; ++i) {
-    for (size_t k = 0; k < g.n; ++k) position[static_cast<size_t>(order[k])] = static_cast<int32_t>(k);
+    for (size_t k = 0; k < g.n; ++k) {
+      position[static_cast<size_t>(order[k])] = static_cast<int32_t>(k);
+    }
     const std::vector<Bytes> held = held_by_order(g, order);
-    const size_t peak = static_cast<size_t>(std::max_element(held.begin(), held.end()) - held.begin());
+    const auto highest = std::max_element(held.begin(), held.end());
+    const size_t peak = static_cast<size_t>(highest - held.begin());
     bool better = false;
     // The peak in the middle, late, and early in the window.
     for (size_t shift : {w / 2, w - 1, size_t{1}}) {

@@ -1,4 +1,5 @@
-// Short steps: a search over orders, each judged by the placement that construction alone finds for it.
+// Short steps: a search over orders, each judged by the placement that construction alone finds
+// for it.
 #include <algorithm>
 
 #include "headrace/plan/order_graph.h"

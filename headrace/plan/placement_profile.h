@@ -1,6 +1,6 @@
-// Tables over the positions of a step that placement asks again and again: the bytes planned at each
-// position (range add, range maximum, first and last position above a limit), and the free seconds of
-// a link in each op. All queries and updates take O(log positions).
+// Tables over the positions of a step that placement asks again and again: the bytes planned at
+// each position (range add, range maximum, first and last position above a limit), and the free
+// seconds of a link in each op. All queries and updates take O(log positions).
 #pragma once
 
 #include <algorithm>
@@ -112,8 +112,8 @@ class Profile {
   std::vector<Bytes> add_;
 };
 
-// The free time of one link in each op: sums by a Fenwick tree, next and previous op with any left by
-// union-find.
+// The free time of one link in each op: sums by a Fenwick tree, next and previous op with any left
+// by union-find.
 class Calendar {
  public:
   explicit Calendar(const std::vector<Nanos>& free)
@@ -131,8 +131,8 @@ class Calendar {
     return lo > hi ? 0 : prefix(hi + 1) - prefix(lo);
   }
 
-  // Takes up to `wanted` from the ops of [lo, hi], the earliest (latest) first; returns what was not
-  // there.
+  // Takes up to `wanted` from the ops of [lo, hi], the earliest (latest) first; returns what was
+  // not there.
   Nanos take_early(int32_t lo, int32_t hi, Nanos wanted) {
     for (int32_t k = next(lo); k <= hi && wanted > 0; k = next(k + 1)) wanted = take(k, wanted);
     return wanted;
@@ -154,7 +154,9 @@ class Calendar {
     Nanos& left = free_[static_cast<size_t>(k)];
     const Nanos taken = std::min(left, wanted);
     left -= taken;
-    for (size_t i = static_cast<size_t>(k) + 1; i < sum_.size(); i += i & (~i + 1)) sum_[i] -= taken;
+    for (size_t i = static_cast<size_t>(k) + 1; i < sum_.size(); i += i & (~i + 1)) {
+      sum_[i] -= taken;
+    }
     if (left == 0) {
       next_[static_cast<size_t>(k)] = k + 1;
       previous_[static_cast<size_t>(k) + 1] = k;
@@ -175,7 +177,9 @@ class Calendar {
   // Last op at or before k with free time, or -1. previous_ is by k + 1.
   int32_t previous(int32_t k) {
     int32_t root = k + 1;
-    while (previous_[static_cast<size_t>(root)] != root) root = previous_[static_cast<size_t>(root)];
+    while (previous_[static_cast<size_t>(root)] != root) {
+      root = previous_[static_cast<size_t>(root)];
+    }
     for (int32_t i = k + 1; previous_[static_cast<size_t>(i)] != root;) {
       const int32_t up = previous_[static_cast<size_t>(i)];
       previous_[static_cast<size_t>(i)] = root;

@@ -317,8 +317,8 @@ void State::recount(int32_t k) {
   to_count_.push_back(k);
 }
 
-// One change asks for the same positions again and again, and a position may have hundreds of ops that
-// run again: each is counted once, at the end of the change.
+// One change asks for the same positions again and again, and a position may have hundreds of ops
+// that run again: each is counted once, at the end of the change.
 void State::settle() {
   for (size_t i = 0; i < to_count_.size(); ++i) {
     dirty_[at(to_count_[i])] = false;
@@ -335,8 +335,8 @@ void State::drop_changes() {
   changes_.clear();
 }
 
-// The time and the bytes of what runs again before position k. The op of the position needs its bytes
-// only after that.
+// The time and the bytes of what runs again before position k. The op of the position needs its
+// bytes only after that.
 void State::count(int32_t k) {
   Nanos ns = 0;
   Bytes pulse = 0, passes = 0;
@@ -389,8 +389,8 @@ bool State::same_version(int32_t v, int32_t from, int32_t to) const {
   return next == writes.end() || *next >= to;
 }
 
-// Puts a touch without a purpose yet at `position`, inside or after the gap: both sides keep the way
-// of the gap (one that runs again must have been cleared).
+// Puts a touch without a purpose yet at `position`, inside or after the gap: both sides keep the
+// way of the gap (one that runs again must have been cleared).
 void State::split(int32_t v, int32_t gap, int32_t position) {
   save(v);
   charge(v, gap, -1);
@@ -542,7 +542,8 @@ void State::remove_demand(int32_t v, int32_t position) {
   ValueState& s = values_[at(v)];
   s.touches.erase(s.touches.begin() + i);
   s.gaps.erase(s.gaps.begin() + i);
-  // What is left of the right side: its reruns stay valid, since they are for the touch that ends it.
+  // What is left of the right side: its reruns stay valid, since they are for the touch that ends
+  // it.
   s.gaps[at(i)] = was_dead ? Gap{} : (away(right.way) ? right : left);
   const bool inside = i > 0 && i < static_cast<int32_t>(s.touches.size());
   if (s.gaps[at(i)].codec != Codec::kNone && !inside) s.gaps[at(i)] = Gap{};

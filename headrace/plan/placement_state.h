@@ -1,5 +1,5 @@
-// State: a way for each idle gap, with what follows from it: the touches that running ops again adds
-// to what they read, the bytes at each position, the seconds added. Internal to placement.
+// State: a way for each idle gap, with what follows from it: the touches that running ops again
+// adds to what they read, the bytes at each position, the seconds added. Internal to placement.
 //
 // Vocabulary
 //   demand   a touch that is there only because an op runs again just before that position.
@@ -22,8 +22,9 @@
 namespace headrace::plan {
 
 // How a gap is spent. kMove: `moved` bytes from the begin of the value are away in `tier`.
-// kCompress: the encoded form stays; kMoveCompressed: it is moved as well (all of it). Encoded before the
-// first position of the gap, decoded before the touch that ends it (placement_codecs.cc).
+// kCompress: the encoded form stays; kMoveCompressed: it is moved as well (all of it). Encoded
+// before the first position of the gap, decoded before the touch that ends it
+// (placement_codecs.cc).
 struct Gap {
   Way way = Way::kKeep;
   Codec codec = Codec::kNone;
@@ -86,8 +87,9 @@ class State {
   int32_t gap_at(int32_t v, int32_t k) const;
   // Bytes of the gap that are on the device at its positions.
   Bytes kept_bytes(int32_t v, const Gap& gap) const;
-  // Bytes of `v` that are there at position k only for ops that run again before it, and are given up
-  // before the op of k runs. `passing_bytes`: by how much that op can do with less than planned sums.
+  // Bytes of `v` that are there at position k only for ops that run again before it, and are given
+  // up before the op of k runs. `passing_bytes`: by how much that op can do with less than planned
+  // sums.
   Bytes passing(int32_t v, int32_t k) const;
   Bytes passing_bytes(int32_t k) const {
     return std::max<Bytes>(0, -extra_bytes_[static_cast<size_t>(k)]);
@@ -101,9 +103,9 @@ class State {
 
   // Replaces the way of a gap by keeping, moving or compressing.
   void set(int32_t v, int32_t gap, const Gap& way);
-  // Runs the op of `v` again before the touch that ends the gap. Inputs that are dead by then are run
-  // again as well where that costs at most `ns_per_byte` of theirs, else kept until then. False: not
-  // possible, nothing changed.
+  // Runs the op of `v` again before the touch that ends the gap. Inputs that are dead by then are
+  // run again as well where that costs at most `ns_per_byte` of theirs, else kept until then.
+  // False: not possible, nothing changed.
   bool try_rerun(int32_t v, int32_t gap, double ns_per_byte);
   // False: try_rerun() would say so as well, whatever it costs.
   bool may_rerun(int32_t v, int32_t gap) const { return rerunnable(v, gap, 0); }
@@ -113,16 +115,17 @@ class State {
   Nanos extra_ns() const { return extra_total_; }
   const std::vector<int32_t>& reruns(int32_t k) const { return reruns_[static_cast<size_t>(k)]; }
 
-  // What is encoded or decoded before position k, by value; encodes come before loads, decodes after.
+  // What is encoded or decoded before position k, by value; encodes come before loads, decodes
+  // after.
   const std::vector<Coding>& codings(int32_t k) const;
-  // The ways of a gap that its rule's codecs allow, lossless ones first; none unless touches of the step
-  // lie on both sides. A value is encoded by one codec throughout.
+  // The ways of a gap that its rule's codecs allow, lossless ones first; none unless touches of
+  // the step lie on both sides. A value is encoded by one codec throughout.
   std::vector<Gap> codec_ways(int32_t v, int32_t gap) const;
   // Bytes of the encoded form on the device or in a tier.
   Bytes encoded_form(int32_t v, Codec codec) const;
 
-  // Transactions nest: rollback() takes back all since the matching begin(), commit() hands it to the
-  // one around.
+  // Transactions nest: rollback() takes back all since the matching begin(), commit() hands it to
+  // the one around.
   void begin();
   void rollback();
   void commit();
