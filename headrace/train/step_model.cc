@@ -196,8 +196,8 @@ Status check(const StepModel& m) {
   if (!(m.norm_eps > 0 && m.norm_eps < 1)) {
     return error(Code::kUsage, "model: norm_eps is %g, not between 0 and 1", m.norm_eps);
   }
-  if (m.table_tile < kPage) {
-    return error(Code::kUsage, "model: table_tile is %lld, less than a page",
+  if (m.table_tile < 1) {
+    return error(Code::kUsage, "model: table_tile is %lld, not above 0",
                  static_cast<long long>(m.table_tile));
   }
   HR_TRY(m.gpt2() ? check_gpt2(m) : check_llama(m));
