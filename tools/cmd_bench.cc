@@ -195,7 +195,8 @@ void add_bench(CLI::App& app, Action* action) {
   CLI::App* scenarios = verb->add_subcommand(
       "scenarios", "Published figures beside ours, simulated, with every assumption");
   scenarios->add_flag("--json", *as_json, "As JSON");
-  scenarios->callback([as_json, action] { *action = [as_json] { return bench_scenarios(*as_json); }; });
+  scenarios->callback(
+      [as_json, action] { *action = [as_json] { return bench_scenarios(*as_json); }; });
 }
 
 }  // namespace headrace::cli

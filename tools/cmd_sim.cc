@@ -67,8 +67,8 @@ Runs play(const Program& program, const SimVerbOptions& o, SimOptions options) {
 }
 
 std::string percent_of(Nanos part, Nanos whole) {
-  return whole > 0 ? text_of("%.1f %%", 100 * static_cast<double>(part) / static_cast<double>(whole))
-                   : "-";
+  if (whole <= 0) return "-";
+  return text_of("%.1f %%", 100 * static_cast<double>(part) / static_cast<double>(whole));
 }
 
 std::string fact(const char* label, const std::string& text, const TextStyle& style) {

@@ -21,10 +21,18 @@ std::string percent(double part, double whole) {
 double real(int64_t value) { return static_cast<double>(value); }
 
 // The supernode's die with its pool alone: the published runs do not use the host's link.
-Result<Machine> pool_machine(const char* profile) {
+Result<Machine> pool_machine(const char* profile, int64_t divide) {
   HR_ASSIGN(Machine m, machine_by_name(profile));
+  m.tiers[0].capacity /= divide;
   std::erase_if(m.tiers, [](const TierInfo& t) { return t.name == "host"; });
   return m;
+}
+
+Result<StepConfig> model(const char* preset, int64_t divide) {
+  HR_ASSIGN(StepConfig c, step_preset(preset));
+  c.layers /= divide;
+  c.vocab /= divide;
+  return c;
 }
 
 Result<std::shared_ptr<const Workload>> shared_step(const StepConfig& config) {
@@ -40,23 +48,31 @@ Bytes everything(const Workload& w) {
   return sum + workspace + kMiB;
 }
 
-struct Outcome {
-  bool fits = false;
-  Bytes needed = 0;     // when it does not
-  std::string failure;  // the planner's own error: printed, so that the other figures stand
-  Bytes peak = 0;       // of the live bytes, everything kept
-  Nanos total_ns = 0, bound_ns = 0, compute_ns = 0;
-  std::vector<Considered> portfolio;
-  std::shared_ptr<const Program> program;
-};
-
 struct Ask {
   bool recompute = true;
   Goal goal = Goal::kLatency;
 };
 
-Result<Outcome> outcome(const std::shared_ptr<const Workload>& workload, const Machine& machine,
-                        Bytes budget, const Ask& ask = {}) {
+Status plan_into(const StepRequest& request, ScenarioPlan* out) {
+  HR_ASSIGN(StepResult result, plan_step(request));
+  if (const auto* refusal = std::get_if<Infeasible>(&result)) {
+    out->needed = refusal->needed_bytes;
+    return {};
+  }
+  auto& plan = std::get<StepPlan>(result);
+  out->fits = true;
+  out->peak = plan.unconstrained_peak_bytes;
+  out->total_ns = plan.predicted.total_ns;
+  out->bound_ns = plan.bound.total_ns;
+  out->compute_ns = plan.bound.compute_ns;
+  out->portfolio = std::move(plan.portfolio);
+  out->program = std::make_shared<const Program>(std::move(plan.program));
+  return {};
+}
+
+// One plan, noted in `s`.
+Result<ScenarioPlan> outcome(Scenario& s, const std::shared_ptr<const Workload>& workload,
+                             const Machine& machine, Bytes budget, const Ask& ask = {}) {
   StepRequest request;
   request.name = workload->graph.name;
   request.workload = workload;
@@ -64,30 +80,16 @@ Result<Outcome> outcome(const std::shared_ptr<const Workload>& workload, const M
   request.budget = round_down(budget, kPage);
   request.recompute = ask.recompute;
   request.goal = ask.goal;
-  Outcome out;
-  Result<StepResult> planned = plan_step(request);
-  if (!planned.ok()) {
-    out.failure = planned.status().message();
-    return out;
-  }
-  StepResult& result = *planned;
-  if (const auto* refusal = std::get_if<Infeasible>(&result)) {
-    out.needed = refusal->needed_bytes;
-    return out;
-  }
-  auto& plan = std::get<StepPlan>(result);
-  out.fits = true;
-  out.peak = plan.unconstrained_peak_bytes;
-  out.total_ns = plan.predicted.total_ns;
-  out.bound_ns = plan.bound.total_ns;
-  out.compute_ns = plan.bound.compute_ns;
-  out.portfolio = std::move(plan.portfolio);
-  out.program = std::make_shared<const Program>(std::move(plan.program));
+  ScenarioPlan out;
+  out.workload = workload;
+  out.tiers = machine.tiers;
+  out.budget = request.budget;
+  HR_TRY(plan_into(request, &out));
+  s.plans.push_back(out);
   return out;
 }
 
-std::string time_or_refusal(const Outcome& o) {
-  if (!o.failure.empty()) return "not planned: " + o.failure;
+std::string time_or_refusal(const ScenarioPlan& o) {
   if (o.fits) return milliseconds(o.total_ns);
   return "does not fit: needs " + gigabytes(o.needed);
 }
@@ -106,7 +108,7 @@ Nanos recomputing_ns(const Workload& w, const Machine& machine) {
 }
 
 // The fastest of the well-known policies that fit.
-std::string best_policy(const Outcome& o) {
+std::string best_policy(const ScenarioPlan& o) {
   const Considered* best = nullptr;
   for (const Considered& c : o.portfolio) {
     if (!c.fits || c.policy == "planner") continue;
@@ -138,30 +140,31 @@ Bytes total_of(const Graph& g, DataClass data_class) {
 
 // ---- LLaMA-8B, training -----------------------------------------------------------------------
 
-Result<Scenario> llama_training() {
+Result<Scenario> llama_training(int64_t divide) {
   Scenario s;
   s.name = "LLaMA-8B training step";
-  HR_ASSIGN(StepConfig c, step_preset("llama-8b"));
+  HR_ASSIGN(StepConfig c, model("llama-8b", divide));
   c.batch = 4;
   c.shards = 8;
   HR_ASSIGN(const auto step, shared_step(c));
-  HR_ASSIGN(const Machine slow, pool_machine("ascend-910c-node"));
-  HR_ASSIGN(const Machine fast, pool_machine("ascend-910c-node-70"));
+  HR_ASSIGN(const Machine slow, pool_machine("ascend-910c-node", divide));
+  HR_ASSIGN(const Machine fast, pool_machine("ascend-910c-node-70", divide));
   s.assumptions = {
       "profile ascend-910c-node: one die, 64 GB, 226 TFLOPS bf16 reached; pool 33.6 GB/s each way",
       "batch and sharding are not published: 4 sequences of 4096 tokens; weights, gradients and "
       "optimizer state (12 bytes a parameter) shared by 8 devices; communication left out",
       "flash attention; activations in bf16, saved as the backward formulas need them"};
-  HR_ASSIGN(const Outcome whole, outcome(step, slow, everything(*step), {.goal = Goal::kFit}));
+  HR_ASSIGN(const ScenarioPlan whole,
+            outcome(s, step, slow, everything(*step), {.goal = Goal::kFit}));
   const Bytes less = static_cast<Bytes>(0.58 * real(whole.peak));
-  HR_ASSIGN(const Outcome moved, outcome(step, slow, less, {.recompute = false}));
+  HR_ASSIGN(const ScenarioPlan moved, outcome(s, step, slow, less, {.recompute = false}));
   s.rows.push_back({"peak, everything kept", "", gigabytes(whole.peak)});
   s.rows.push_back(
       {"step at 42 % less memory, moving alone, against everything kept", "+1.3 %",
        moved.fits ? percent(real(moved.total_ns), real(whole.total_ns)) : time_or_refusal(moved)});
   // Both at the memory that the device has.
   const Bytes device = slow.tiers[0].capacity;
-  HR_ASSIGN(const Outcome full, outcome(step, slow, device));
+  HR_ASSIGN(const ScenarioPlan full, outcome(s, step, slow, device));
   const Nanos baseline = recomputing_ns(*step, slow);
   s.rows.push_back({"a baseline that recomputes every block and waits for nothing", "5200 ms",
                     milliseconds(baseline)});
@@ -171,12 +174,12 @@ Result<Scenario> llama_training() {
         {"planned against the baseline", "-21.5 %", percent(real(full.total_ns), real(baseline))});
   }
   s.rows.push_back({"the best of the well-known policies, in 64 GB", "", best_policy(full)});
-  HR_ASSIGN(const Outcome faster, outcome(step, fast, device));
+  HR_ASSIGN(const ScenarioPlan faster, outcome(s, step, fast, device));
   s.rows.push_back({"the same with 70 instead of 33.6 GB/s", "-15.8 % more",
                     percent(real(faster.total_ns), real(full.total_ns))});
   const Bytes tight = static_cast<Bytes>(0.25 * real(whole.peak));
-  HR_ASSIGN(const Outcome tight_slow, outcome(step, slow, tight));
-  HR_ASSIGN(const Outcome tight_fast, outcome(step, fast, tight));
+  HR_ASSIGN(const ScenarioPlan tight_slow, outcome(s, step, slow, tight));
+  HR_ASSIGN(const ScenarioPlan tight_fast, outcome(s, step, fast, tight));
   s.rows.push_back({"in a quarter of the memory: 33.6 GB/s, then 70 GB/s", "",
                     time_or_refusal(tight_slow) + ", " + time_or_refusal(tight_fast)});
   s.remarks = {
@@ -192,10 +195,10 @@ Result<Scenario> llama_training() {
 
 // ---- DeepSeek-V3, training --------------------------------------------------------------------
 
-Result<Scenario> deepseek_training() {
+Result<Scenario> deepseek_training(int64_t divide) {
   Scenario s;
   s.name = "DeepSeek-V3 training step, optimizer state in the pool";
-  HR_ASSIGN(StepConfig c, step_preset("deepseek-v3"));
+  HR_ASSIGN(StepConfig c, model("deepseek-v3", divide));
   c.shards = 256;
   HR_ASSIGN(Workload w, build_step(c));
   w.cyclic = true;  // optimizer state may rest in the pool between steps
@@ -210,16 +213,17 @@ Result<Scenario> deepseek_training() {
   const auto annotated = std::make_shared<const Workload>(w);
   w.rules.clear();
   const auto step = std::make_shared<const Workload>(std::move(w));
-  HR_ASSIGN(const Machine machine, pool_machine("ascend-910c-node"));
+  HR_ASSIGN(const Machine machine, pool_machine("ascend-910c-node", divide));
   s.assumptions = {
       "profile ascend-910c-node with its pool alone; 61 layers, latent attention, 256 experts, "
       "without the multi-token prediction module",
       "not published: 1 sequence of 4096 tokens a device, 256 devices share everything persistent, "
       "12 bytes of optimizer state a parameter, balanced experts, no communication",
       "every optimizer state is annotated remote_memory; the step repeats"};
-  HR_ASSIGN(const Outcome whole, outcome(step, machine, everything(*step), {.goal = Goal::kFit}));
-  HR_ASSIGN(const Outcome moved,
-            outcome(annotated, machine, everything(*step), {.goal = Goal::kFit}));
+  HR_ASSIGN(const ScenarioPlan whole,
+            outcome(s, step, machine, everything(*step), {.goal = Goal::kFit}));
+  HR_ASSIGN(const ScenarioPlan moved,
+            outcome(s, annotated, machine, everything(*step), {.goal = Goal::kFit}));
   s.rows.push_back({"optimizer state, share of the peak", "7 %",
                     text_of("%.1f %% (%s of %s)", 100 * real(optimizer) / real(whole.peak),
                             gigabytes(optimizer).c_str(), gigabytes(whole.peak).c_str())});
@@ -232,7 +236,7 @@ Result<Scenario> deepseek_training() {
   } else {
     s.rows.push_back({"most of it on the device at one time", "-89 %", time_or_refusal(moved)});
   }
-  HR_ASSIGN(const Outcome full, outcome(step, machine, machine.tiers[0].capacity));
+  HR_ASSIGN(const ScenarioPlan full, outcome(s, step, machine, machine.tiers[0].capacity));
   s.rows.push_back({"a baseline that recomputes every block and waits for nothing", "2500 ms",
                     milliseconds(recomputing_ns(*step, machine))});
   s.rows.push_back({"planned, in 64 GB", "2190 ms", time_or_refusal(full)});
@@ -249,28 +253,31 @@ Result<Scenario> deepseek_training() {
 
 // ---- a long key-value cache -------------------------------------------------------------------
 
-Result<std::shared_ptr<const Workload>> decode_step(int64_t batch, int64_t positions) {
-  HR_ASSIGN(StepConfig c, step_preset("llama-8b"));
+Result<std::shared_ptr<const Workload>> decode_step(int64_t batch, int64_t positions,
+                                                    int64_t divide) {
+  HR_ASSIGN(StepConfig c, model("llama-8b", divide));
   c.phase = StepPhase::kDecode;
   c.batch = batch;
   c.sequence = positions;
   return shared_step(c);
 }
 
-Result<Scenario> long_cache() {
+Result<Scenario> long_cache(int64_t divide) {
   Scenario s;
   s.name = "Key-value cache at long context";
-  HR_ASSIGN(const Machine machine, pool_machine("ascend-910c-node"));
+  HR_ASSIGN(const Machine machine, pool_machine("ascend-910c-node", divide));
   constexpr int64_t kBatch = 5;
-  HR_ASSIGN(const auto step, decode_step(kBatch, 71'000));
+  HR_ASSIGN(const auto step, decode_step(kBatch, 71'000, divide));
   s.assumptions = {
       "profile ascend-910c-node with its pool alone",
       "the model is not published: LLaMA-8B (8 key-value heads), 5 sequences of 71,000 positions, "
       "which together with the weights takes about the published 61.2 GB",
       "full attention: each step reads all of the cache, segments of 4096 positions"};
-  HR_ASSIGN(const Outcome whole, outcome(step, machine, everything(*step), {.goal = Goal::kFit}));
-  HR_ASSIGN(const Outcome less,
-            outcome(step, machine, static_cast<Bytes>(45.0 * kGB), {.goal = Goal::kThroughput}));
+  HR_ASSIGN(const ScenarioPlan whole,
+            outcome(s, step, machine, everything(*step), {.goal = Goal::kFit}));
+  const auto asked = static_cast<Bytes>(45.0 * kGB / real(divide));
+  HR_ASSIGN(const ScenarioPlan less,
+            outcome(s, step, machine, asked, {.goal = Goal::kThroughput}));
   s.rows.push_back({"memory, everything kept", "61.2 GB", gigabytes(whole.peak)});
   s.rows.push_back({"throughput in 45.0 GB", "99 %",
                     less.fits ? text_of("%.1f %%", 100 * real(whole.total_ns) / real(less.total_ns))
@@ -280,10 +287,10 @@ Result<Scenario> long_cache() {
                       milliseconds(less.bound_ns) + ", " + milliseconds(less.total_ns)});
   }
   // The least memory at 99 %, to a hundredth of the range.
-  Bytes low = static_cast<Bytes>(45.0 * kGB), high = whole.peak;
+  Bytes low = asked, high = whole.peak;
   for (int i = 0; i < 6; ++i) {
     const Bytes middle = low + (high - low) / 2;
-    HR_ASSIGN(const Outcome o, outcome(step, machine, middle, {.goal = Goal::kThroughput}));
+    HR_ASSIGN(const ScenarioPlan o, outcome(s, step, machine, middle, {.goal = Goal::kThroughput}));
     const bool good = o.fits && real(whole.total_ns) >= 0.99 * real(o.total_ns);
     (good ? high : low) = middle;
   }
@@ -294,9 +301,9 @@ Result<Scenario> long_cache() {
   s.rows.push_back({"positions a sequence that fit the 64 GB device alone", "71K",
                     text_of("%lldK", static_cast<long long>((machine.tiers[0].capacity - rest) /
                                                             a_position / 1000))});
-  HR_ASSIGN(const auto longer, decode_step(kBatch, 123'000));
-  HR_ASSIGN(const Outcome with_pool,
-            outcome(longer, machine, machine.tiers[0].capacity, {.goal = Goal::kThroughput}));
+  HR_ASSIGN(const auto longer, decode_step(kBatch, 123'000, divide));
+  HR_ASSIGN(const ScenarioPlan with_pool,
+            outcome(s, longer, machine, machine.tiers[0].capacity, {.goal = Goal::kThroughput}));
   s.rows.push_back(
       {"a step at 123K positions, in 64 GB and the pool", "runs", time_or_refusal(with_pool)});
   const double link = machine.tiers[1].load_bytes_per_s;
@@ -317,20 +324,21 @@ Result<Scenario> long_cache() {
 
 // ---- a long prefill ---------------------------------------------------------------------------
 
-Result<Scenario> long_prefill() {
+Result<Scenario> long_prefill(int64_t divide) {
   Scenario s;
   s.name = "Prefill of a long prompt";
-  HR_ASSIGN(StepConfig c, step_preset("llama-8b"));
+  HR_ASSIGN(StepConfig c, model("llama-8b", divide));
   c.phase = StepPhase::kPrefill;
   c.sequence = 131'072;
   HR_ASSIGN(const auto step, shared_step(c));
-  HR_ASSIGN(const Machine machine, pool_machine("ascend-910c-node"));
+  HR_ASSIGN(const Machine machine, pool_machine("ascend-910c-node", divide));
   s.assumptions = {"profile ascend-910c-node with its pool alone",
                    "model and length are not published: LLaMA-8B, one prompt of 131,072 tokens in "
                    "one piece, full attention, in half of what it would take with everything kept"};
-  HR_ASSIGN(const Outcome whole, outcome(step, machine, everything(*step), {.goal = Goal::kFit}));
-  HR_ASSIGN(const Outcome half,
-            outcome(step, machine, whole.peak / 2, {.goal = Goal::kThroughput}));
+  HR_ASSIGN(const ScenarioPlan whole,
+            outcome(s, step, machine, everything(*step), {.goal = Goal::kFit}));
+  HR_ASSIGN(const ScenarioPlan half,
+            outcome(s, step, machine, whole.peak / 2, {.goal = Goal::kThroughput}));
   s.rows.push_back({"memory, everything kept", "", gigabytes(whole.peak)});
   s.rows.push_back(
       {"the best of the well-known policies, in half of it", "129.33 s", best_policy(half)});
@@ -365,14 +373,14 @@ std::shared_ptr<const Workload> inside(const Workload& from, bool codecs) {
   return std::make_shared<const Workload>(std::move(w));
 }
 
-Result<Scenario> activation_memory() {
+Result<Scenario> activation_memory(int64_t divide) {
   Scenario s;
   s.name = "Activation memory by recomputation, compression and order alone";
-  HR_ASSIGN(StepConfig c, step_preset("llama-8b"));
+  HR_ASSIGN(StepConfig c, model("llama-8b", divide));
   c.shards = 8;
   c.activation_dtype = DType::kF32;
   HR_ASSIGN(const Workload built, build_step(c));
-  HR_ASSIGN(const Machine machine, pool_machine("ascend-910c-node"));
+  HR_ASSIGN(const Machine machine, pool_machine("ascend-910c-node", divide));
   s.assumptions = {
       "LLaMA-8B as in the first scenario, but one sequence, activations in f32 (which is what the "
       "codecs are for), and nothing may leave the device",
@@ -383,13 +391,14 @@ Result<Scenario> activation_memory() {
     persistent += t.role == Role::kState ? device_bytes(t) : 0;
   }
   const auto plain = inside(built, false), packed = inside(built, true);
-  HR_ASSIGN(const Outcome whole, outcome(plain, machine, everything(built), {.goal = Goal::kFit}));
+  HR_ASSIGN(const ScenarioPlan whole,
+            outcome(s, plain, machine, everything(built), {.goal = Goal::kFit}));
   const Bytes activations = whole.peak - persistent;
   s.rows.push_back({"activation memory, everything kept", "",
                     gigabytes(activations) + " beside " + gigabytes(persistent)});
   // What no plan can go below, and what it costs to go there.
-  HR_ASSIGN(const Outcome none, outcome(packed, machine, persistent + kPage));
-  HR_ASSIGN(const Outcome least, outcome(packed, machine, none.needed));
+  HR_ASSIGN(const ScenarioPlan none, outcome(s, packed, machine, persistent + kPage));
+  HR_ASSIGN(const ScenarioPlan least, outcome(s, packed, machine, none.needed));
   s.rows.push_back(
       {"the least that any plan needs", "5 to 10 x less",
        text_of("%.1f x less (%s): ", real(activations) / real(none.needed - persistent),
@@ -398,9 +407,9 @@ Result<Scenario> activation_memory() {
                        : time_or_refusal(least))});
   for (const int part : {2, 3, 5, 10}) {
     const Bytes budget = persistent + activations / part;
-    HR_ASSIGN(const Outcome a, outcome(plain, machine, budget));
-    HR_ASSIGN(const Outcome b, outcome(packed, machine, budget));
-    const auto told = [&](const Outcome& o) {
+    HR_ASSIGN(const ScenarioPlan a, outcome(s, plain, machine, budget));
+    HR_ASSIGN(const ScenarioPlan b, outcome(s, packed, machine, budget));
+    const auto told = [&](const ScenarioPlan& o) {
       return o.fits ? percent(real(o.total_ns), real(whole.total_ns)) + " time"
                     : time_or_refusal(o);
     };
@@ -421,10 +430,10 @@ Result<Scenario> activation_memory() {
 }  // namespace
 
 Result<std::vector<Scenario>> run_scenarios(
-    const std::function<bool(const std::string& name)>& before) {
+    const std::function<bool(const std::string& name)>& before, int64_t divide) {
   struct Entry {
     const char* name;
-    Result<Scenario> (*run)();
+    Result<Scenario> (*run)(int64_t divide);
   };
   constexpr Entry kEntries[] = {{"LLaMA-8B training", llama_training},
                                 {"DeepSeek-V3 training", deepseek_training},
@@ -434,7 +443,7 @@ Result<std::vector<Scenario>> run_scenarios(
   std::vector<Scenario> out;
   for (const Entry& entry : kEntries) {
     if (before && !before(entry.name)) return error(Code::kCancelled, "stopped on request");
-    auto scenario = entry.run();
+    auto scenario = entry.run(divide);
     if (!scenario.ok()) return scenario.status().within(entry.name);
     out.push_back(std::move(scenario).value());
   }

@@ -37,6 +37,7 @@ std::string what_happened(const Program& p, const Choice& c) {
 
 std::string where_from(const Program& p, const Choice& c) {
   const auto op = [&](OpId id) { return "'" + shown(p.graph->at(id).name) + "'"; };
+  if (c.after.valid() && c.after == c.before) return "until " + op(c.after) + " runs again";
   if (c.after.valid() && c.before.valid())
     return "between " + op(c.after) + " and " + op(c.before);
   if (c.after.valid()) return "from " + op(c.after) + " to the end of the step";

@@ -217,9 +217,10 @@ class Finder {
 
   void advise() {
     for (const auto& [lane, ns] : busy_) {
-      h_.advice.push_back({text_of("'%s' is the bottleneck: %s of stalls stood in its queue; a faster "
-                                   "link, more device memory or recomputing what it moves would "
-                                   "save up to that", lane.c_str(), human_time(ns).c_str()), ns, 0});
+      h_.advice.push_back({text_of("'%s' is the bottleneck: %s of stalls stood in its queue; a "
+                                   "faster link, more device memory or recomputing what it moves would "
+                                   "save up to that", lane.c_str(), human_time(ns).c_str()),
+                           ns, 0});
     }
     if (late_ns_ > 0) {
       h_.advice.push_back({text_of("%s of stalls waited for Loads that started late although "
@@ -227,13 +228,13 @@ class Finder {
                                    "earlier", human_time(late_ns_).c_str()), late_ns_, 0});
     }
     if (store_ns_ > 0) {
-      h_.advice.push_back({text_of("%s of stalls waited for room until a Store was over: more device "
-                                   "memory, a faster link, or storing something that is idle "
+      h_.advice.push_back({text_of("%s of stalls waited for room until a Store was over: more "
+                                   "device memory, a faster link, or storing something that is idle "
                                    "earlier", human_time(store_ns_).c_str()), store_ns_, 0});
     }
     if (t_.again_ns > 0) {
-      h_.advice.push_back({text_of("ops that run again take %s; more device memory or a faster link "
-                                   "would save up to that", human_time(t_.again_ns).c_str()),
+      h_.advice.push_back({text_of("ops that run again take %s; more device memory or a faster "
+                                   "link would save up to that", human_time(t_.again_ns).c_str()),
                            t_.again_ns, 0});
     }
     std::stable_sort(h_.advice.begin(), h_.advice.end(),

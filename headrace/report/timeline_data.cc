@@ -42,7 +42,8 @@ class Users {
   std::vector<std::vector<int32_t>> plain_, encoded_;
 };
 
-std::string lane_name(const Program& p, StreamId stream, const std::set<std::pair<int, int>>& uses) {
+std::string lane_name(const Program& p, StreamId stream,
+                      const std::set<std::pair<int, int>>& uses) {
   if (stream == kComputeStream) return "compute";
   std::string name;
   int last = -1;

@@ -1,9 +1,9 @@
 // The timeline as one HTML file.
 //
-// Data format, in <script type="application/json" id="headrace-data">: totals and names as JSON, and
-// columns as text "d:BASE64" or "r:BASE64": numbers as zigzag varints (seven bits a byte, low ones
-// first), d for differences from the number before. All are below 2^52, so that JavaScript holds them
-// exactly. At 100,000 events a file is some 4 MB.
+// Data format, in <script type="application/json" id="headrace-data">: totals and names as JSON,
+// and columns as text "d:BASE64" or "r:BASE64": numbers as zigzag varints (seven bits a byte, low
+// ones first), d for differences from the number before. All are below 2^52, so that JavaScript
+// holds them exactly. At 100,000 events a file is some 4 MB.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -336,7 +336,8 @@ std::string timeline_html(const Timeline& t, const std::string& extra_html) {
   out += "<section id=\"numbers\" aria-label=\"Numbers\">\n<h2>Numbers</h2>\n" + memory_table(t) +
          time_table(t) + stall_table(t) + extra_html + "</section>\n";
   out += "<script type=\"application/json\" id=\"headrace-data\">\n" + for_script(data_json(t)) +
-         "</script>\n<script>\n" + kTimelineScript + kTimelineControls + "</script>\n</body>\n</html>\n";
+         "</script>\n<script>\n" + kTimelineScript + kTimelineControls +
+         "</script>\n</body>\n</html>\n";
   return out;
 }
 

@@ -138,7 +138,8 @@ std::string picture(const Whatif& w) {
            look + text_of("/><text x=\"718\" y=\"%zu\">%s</text>\n", 32 + 20 * k,
                           rate_text(w.bandwidths[k]).c_str());
   }
-  return out + "<text x=\"370\" y=\"302\" text-anchor=\"middle\">budget of the device</text></svg>\n";
+  return out +
+         "<text x=\"370\" y=\"302\" text-anchor=\"middle\">budget of the device</text></svg>\n";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A step of two layers and its Program for 256 MiB: the input moves to the host between the ops that
-// need it; every number can be checked by hand.
+// A step of two layers and its Program for 256 MiB: the input moves to the host between the ops
+// that need it; every number can be checked by hand.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -46,6 +46,9 @@ TEST(Explain, TellsTheLeadAndPartsAndRecomputation) {
   const std::string text = explain_choice(plan.program, c, 0);
   EXPECT_NE(text.find("is dropped and computed again"), std::string::npos) << text;
   EXPECT_NE(text.find("moving it would have added 5.30 ms"), std::string::npos) << text;
+  c.before = c.after;
+  EXPECT_NE(explain_choice(plan.program, c, 0).find("until 'layer.1.forward' runs again"),
+            std::string::npos);
   c.before = OpId();
   EXPECT_NE(explain_choice(plan.program, c, 0).find("to the end of the step"), std::string::npos);
 }

@@ -61,7 +61,8 @@ TEST_F(Sweep, TimesNeverRiseAsBudgetOrBandwidthRises) {
     EXPECT_TRUE(w->at(k, 3).fits);
     for (size_t i = 0; i < 4; ++i) {
       const WhatifPoint& p = w->at(k, i);
-      for (const WhatifPoint* below : {i > 0 ? &w->at(k, i - 1) : &p, k > 0 ? &w->at(k - 1, i) : &p}) {
+      for (const WhatifPoint* below :
+           {i > 0 ? &w->at(k, i - 1) : &p, k > 0 ? &w->at(k - 1, i) : &p}) {
         if (!below->fits) continue;
         EXPECT_TRUE(p.fits);
         EXPECT_LE(p.predicted_ns, below->predicted_ns) << k << " " << i;
