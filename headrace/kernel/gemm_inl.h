@@ -160,7 +160,7 @@ class PartRun {
       if (g_.layout == GemmLayout::kLinear) {
         pack_weight(g_, p, depth, t.col_begin, cols, kNr, b_);
       } else {
-        pack_rows(g_.type, RowCursor(g_), p, depth, t.col_begin, cols, cols, kNr, kNr, b_);
+        pack_rows(g_.type, RowCursor(g_), p, depth, {t.col_begin, cols, cols, kNr, kNr}, b_);
       }
       block(t, p, depth);
     }
@@ -178,19 +178,24 @@ class PartRun {
       if (by_row) {
         pack_a_rows(i, end - i, p, depth);
       } else {
-        const GemmRows a{g_.a, g_.k, nullptr};
-        GemmArgs as_rows;
-        as_rows.layout = GemmLayout::kDx;
-        as_rows.type = g_.type;
-        as_rows.b = {&a, 1};
-        as_rows.n = g_.a_stride;
-        pack_rows(g_.type, RowCursor(as_rows), p, depth, i, end - i, g_.m - i, height, kColStride, a_);
+        pack_a_columns(i, end - i, height, p, depth);
       }
       for (int64_t r = i; r < end; r += height) {
         const float* panel = a_ + (r - i) / height * panel_floats(units, kColStride);
         multiply(t, r, std::min(height, end - r), p, units, panel);
       }
     }
+  }
+
+  void pack_a_columns(int64_t i, int64_t rows, int64_t height, int64_t p, int64_t depth) {
+    const GemmRows stored{g_.a, g_.k, nullptr};
+    GemmArgs a;
+    a.layout = GemmLayout::kDx;
+    a.type = g_.type;
+    a.b = {&stored, 1};
+    a.n = g_.a_stride;
+    const Columns columns{i, rows, g_.m - i, height, kColStride};
+    pack_rows(g_.type, RowCursor(a), p, depth, columns, a_);
   }
 
   void pack_a_rows(int64_t i, int64_t rows, int64_t p, int64_t depth) {

@@ -67,57 +67,78 @@ inline void pack_transposed(DType type, const std::byte* const* rows, int64_t co
   }
 }
 
-// out[i], i < count (rounded up to 8 or 16, the rest being 0 or what follows in a row that has
-// `readable` elements) = element i of `row`, as a unit: for bf16
-// with element i of `next` (null: 0) as the second half.
-inline void pack_row(DType type, const std::byte* row, const std::byte* next, int64_t count,
-                     int64_t readable, float* out) {
-  int64_t i = 0;
-  if (type == DType::kF32) {
-    if (count <= 16 && count > 8 && readable >= 16) count = 16;
-    for (; i + 8 <= count; i += 8) store_units(out + i, load_units(row + i * 4));
-    if (i == count) return;
-    for (int64_t j = i; j < i + 8; ++j) out[j] = 0;
-    std::memcpy(out + i, row + i * 4, static_cast<size_t>(count - i) * 4);
-    return;
+// 8 units of a stored row; bf16 is joined with the next row's, or with 0 where there is none.
+template <DType type>
+inline __m256i units_of(const std::byte* row, const std::byte* next, int64_t i) {
+  if constexpr (type == DType::kF32) {
+    return load_units(row + i * 4);
+  } else {
+    const auto widen = [i](const std::byte* p) {
+      return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * 2)));
+    };
+    const __m256i low = widen(row);
+    return next == nullptr ? low : _mm256_or_si256(low, _mm256_slli_epi32(widen(next), 16));
   }
-  const auto widen = [](const std::byte* p) {
-    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  };
-  for (; i + 8 <= count; i += 8) {
-    __m256i v = widen(row + i * 2);
-    if (next != nullptr) v = _mm256_or_si256(v, _mm256_slli_epi32(widen(next + i * 2), 16));
-    store_units(out + i, v);
-  }
-  if (i == count) return;
-  uint16_t pairs[16] = {};
-  for (int64_t j = i; j < count; ++j) {
-    std::memcpy(pairs + 2 * (j - i), row + j * 2, 2);
-    if (next != nullptr) std::memcpy(pairs + 2 * (j - i) + 1, next + j * 2, 2);
-  }
-  std::memcpy(out + i, pairs, sizeof(pairs));
 }
 
-// Stored rows [first, first + depth) of a matrix with k as rows, columns [begin, begin + count) of
-// `readable` from there on: panels of `width` columns, unit by unit: out[panel][unit][stride].
-inline void pack_rows(DType type, RowCursor rows, int64_t first, int64_t depth, int64_t begin,
-                      int64_t count, int64_t readable, int64_t width, int64_t stride, float* out) {
-  const int64_t element = RowCursor::element(type), step = type == DType::kBF16 ? 2 : 1;
-  const int64_t all = gemm_layout::units(type, depth);
-  const int64_t row_bytes = rows.row_bytes();
+// The same of the last `count` < 8 columns, 0 beyond them.
+template <DType type>
+inline __m256i last_units(const std::byte* row, const std::byte* next, int64_t i, int64_t count) {
+  constexpr int64_t kElement = type == DType::kF32 ? 4 : 2;
+  std::byte rows[2][32] = {};
+  std::memcpy(rows[0], row + i * kElement, static_cast<size_t>(count * kElement));
+  if (next != nullptr) {
+    std::memcpy(rows[1], next + i * kElement, static_cast<size_t>(count * kElement));
+  }
+  return units_of<type>(rows[0], rows[1], 0);
+}
+
+// out[i], i < count, = element i of a stored row as a unit; count is rounded up to 8, the rest
+// being what follows in the row, which has `readable` elements, or 0.
+template <DType type>
+inline void pack_row(const std::byte* row, const std::byte* next, int64_t count, int64_t readable,
+                     float* out) {
+  int64_t i = 0;
+  for (; i + 8 <= readable && i < count; i += 8) store_units(out + i, units_of<type>(row, next, i));
+  if (i < count) store_units(out + i, last_units<type>(row, next, i, count - i));
+}
+
+// Columns [begin, begin + count) of a stored matrix, of `readable` from `begin` on, cut into panels
+// of `width` columns; a unit of a panel takes `stride` floats.
+struct Columns {
+  int64_t begin, count, readable, width, stride;
+};
+
+// Stored rows [first, first + depth) of a matrix with k as rows: out[panel][unit][stride].
+template <DType type>
+void pack_rows(RowCursor rows, int64_t first, int64_t depth, const Columns& c, float* out) {
+  constexpr int64_t kElement = type == DType::kF32 ? 4 : 2, kStep = type == DType::kF32 ? 1 : 2;
+  const int64_t all = gemm_layout::units(type, depth), row_bytes = rows.row_bytes();
   for (int64_t u = 0; u < all; ++u) {
-    const int64_t p = first + u * step;
-    const std::byte* row = rows.at(p) + begin * element;
-    const bool pair = step == 2 && p + 1 < first + depth;
-    const std::byte* next = pair ? rows.at(p + 1) + begin * element : nullptr;
+    const int64_t p = first + u * kStep;
+    const std::byte* row = rows.at(p) + c.begin * kElement;
+    const bool pair = kStep == 2 && p + 1 < first + depth;
+    const std::byte* next = pair ? rows.at(p + 1) + c.begin * kElement : nullptr;
     // The processor's own prefetcher does not follow short runs that are a row apart.
-    for (int64_t at = 0; at < count * element; at += 64) {
-      __builtin_prefetch(row + kRowsAhead * step * row_bytes + at);
+    for (int64_t at = 0; at < c.count * kElement; at += 64) {
+      __builtin_prefetch(row + kRowsAhead * kStep * row_bytes + at);
+      if (kStep == 2) __builtin_prefetch(row + (kRowsAhead * kStep + 1) * row_bytes + at);
     }
-    for (int64_t c = 0; c < count; c += width) {
-      pack_row(type, row + c * element, next == nullptr ? nullptr : next + c * element,
-               std::min(width, count - c), readable - c, out + c / width * panel_floats(all, stride) + u * stride);
+    float* to = out + u * c.stride;
+    for (int64_t j = 0; j < c.count; j += c.width, to += panel_floats(all, c.stride)) {
+      const std::byte* next_part = pair ? next + j * kElement : nullptr;
+      pack_row<type>(row + j * kElement, next_part, std::min(c.width, c.count - j), c.readable - j,
+                     to);
     }
+  }
+}
+
+inline void pack_rows(DType type, const RowCursor& rows, int64_t first, int64_t depth,
+                      const Columns& c, float* out) {
+  if (type == DType::kF32) {
+    pack_rows<DType::kF32>(rows, first, depth, c, out);
+  } else {
+    pack_rows<DType::kBF16>(rows, first, depth, c, out);
   }
 }
 
