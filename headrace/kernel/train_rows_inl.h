@@ -4,32 +4,11 @@
 
 #include "headrace/kernel/lanes_math.h"
 #include "headrace/kernel/philox.h"
+#include "headrace/kernel/train_elements_inl.h"
 #include "headrace/kernel/train_rows.h"
 
 namespace headrace {
 namespace {
-
-// Element i of a row of type c.
-struct F32 {
-  template <typename Size>
-  static Lanes load(const std::byte* row, int64_t i, Size size) {
-    return Lanes::load(reinterpret_cast<const float*>(row + 4 * i), size);
-  }
-  template <typename Size>
-  static void store(Lanes x, std::byte* row, int64_t i, Size size) {
-    x.store(reinterpret_cast<float*>(row + 4 * i), size);
-  }
-};
-struct Bf16 {
-  template <typename Size>
-  static Lanes load(const std::byte* row, int64_t i, Size size) {
-    return Lanes::load_bf16(row + 2 * i, size);
-  }
-  template <typename Size>
-  static void store(Lanes x, std::byte* row, int64_t i, Size size) {
-    x.store_bf16(row + 2 * i, size);
-  }
-};
 
 inline Lanes present(Lanes x, Full) { return x; }
 // Absent lanes become 0.
