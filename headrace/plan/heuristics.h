@@ -1,8 +1,9 @@
-// The well-known policies, re-implemented, each giving a Schedule: the portfolio that no plan may be
-// worse than. Internal to plan/.
+// The well-known policies, re-implemented, each giving a Schedule: the portfolio that no plan may
+// be worse than. Internal to plan/.
 //
 // A policy decides about whole values and whole gaps; none knows of more than one tier, the fastest
-// that a value may be stored in. All obey rules: what is pinned stays, and what must be remote is moved.
+// that a value may be stored in. All obey rules: what is pinned stays, and what must be remote is
+// moved.
 #pragma once
 
 #include <string>
@@ -52,8 +53,8 @@ struct PolicySchedule {
 constexpr int64_t kMostReruns = 4;
 PolicySchedule run_policy(const Problem& problem, Policy policy);
 
-// The tier that a value is stored in by the policies: of those that can be stored in and that its rule
-// allows, the one that loads fastest. Invalid: none.
+// The tier that a value is stored in by the policies: of those that can be stored in and that its
+// rule allows, the one that loads fastest. Invalid: none.
 TierId storing_tier(const Problem& problem, const Value& value);
 
 }  // namespace headrace::plan

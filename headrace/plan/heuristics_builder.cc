@@ -1,13 +1,10 @@
 #include "headrace/plan/heuristics_builder.h"
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 
 namespace headrace::plan {
 namespace {
-
-constexpr Bytes kLeast = std::numeric_limits<Bytes>::min() / 4;
 
 // The longest idle gap of the values that a rule wants remote.
 void mark_required(const Problem& p, std::vector<IdleGap>& gaps) {
@@ -76,42 +73,6 @@ std::vector<IdleGap> idle_gaps(const Problem& p) {
   return gaps;
 }
 
-MaxProfile::MaxProfile(const std::vector<Bytes>& values)
-    : size_(static_cast<int32_t>(values.size())),
-      top_(4 * values.size() + 4, 0), lazy_(4 * values.size() + 4, 0) {
-  for (int32_t k = 0; k < size_; ++k) add(k, k + 1, values[static_cast<size_t>(k)]);
-}
-
-void MaxProfile::add(int32_t begin, int32_t end, Bytes delta) {
-  if (begin < end && size_ > 0) add(1, 0, size_, begin, end, delta);
-}
-
-void MaxProfile::add(size_t node, int32_t lo, int32_t hi, int32_t begin, int32_t end,
-                     Bytes delta) {
-  if (end <= lo || hi <= begin) return;
-  if (begin <= lo && hi <= end) {
-    top_[node] += delta;
-    lazy_[node] += delta;
-    return;
-  }
-  const int32_t mid = lo + (hi - lo) / 2;
-  add(2 * node, lo, mid, begin, end, delta);
-  add(2 * node + 1, mid, hi, begin, end, delta);
-  top_[node] = std::max(top_[2 * node], top_[2 * node + 1]) + lazy_[node];
-}
-
-Bytes MaxProfile::max(int32_t begin, int32_t end) const {
-  return begin >= end || size_ == 0 ? 0 : max(1, 0, size_, begin, end);
-}
-
-Bytes MaxProfile::max(size_t node, int32_t lo, int32_t hi, int32_t begin, int32_t end) const {
-  if (end <= lo || hi <= begin) return kLeast;
-  if (begin <= lo && hi <= end) return top_[node];
-  const int32_t mid = lo + (hi - lo) / 2;
-  return lazy_[node] + std::max(max(2 * node, lo, mid, begin, end),
-                                max(2 * node + 1, mid, hi, begin, end));
-}
-
 namespace {
 
 class GapScheduler {
@@ -167,7 +128,8 @@ class GapScheduler {
     const TierId tier = value.home.valid() ? value.home : storing_tier(p_, value);
     const bool away_at_entry = p_.cyclic && moved[end - 1].gap.before >= n;
     const bool never_there = value.home.valid() && !p_.cyclic && moved[begin].gap.after < 0;
-    int32_t stored = away_at_entry || value.home.valid() ? 0 : -1;  // last position that a copy knows
+    // The last position that a copy knows.
+    int32_t stored = away_at_entry || value.home.valid() ? 0 : -1;
     if (away_at_entry || never_there) s_.at_entry[static_cast<size_t>(v)] = false;
     if (away_at_entry && value.touches.empty()) return;
     for (size_t i = begin; i < end; ++i) {
@@ -200,6 +162,14 @@ class GapScheduler {
 
 Schedule schedule_of(const Problem& problem, std::vector<MovedGap> moved) {
   return GapScheduler(problem).run(std::move(moved));
+}
+
+void judge_policy(const Problem& p, PolicySchedule& r) {
+  r.peak_bytes = peak_of(schedule_profile(p, r.schedule));
+  r.fits = r.peak_bytes <= p.budget;
+  if (!r.fits && r.reason.empty()) {
+    r.reason = text_of("peaks at %s", human_bytes(r.peak_bytes).c_str());
+  }
 }
 
 }  // namespace headrace::plan

@@ -1,5 +1,5 @@
-// Tools of the policies: idle gaps, a profile that answers "where is the most", and a builder that
-// knows what is where. Internal to heuristics*.cc.
+// Tools of the policies: idle gaps, and a builder that knows what is where. Internal to
+// heuristics*.cc.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace headrace::plan {
 
-// Positions [after + 1, before) between two touches; after -1: from the entry; before size(): to the
-// exit; before above that: across the end of a cycle, to the touch at before - size().
+// Positions [after + 1, before) between two touches; after -1: from the entry; before size(): to
+// the exit; before above that: across the end of a cycle, to the touch at before - size().
 struct IdleGap {
   int32_t value = 0;
   int32_t after = 0, before = 0;
@@ -20,21 +20,6 @@ struct IdleGap {
 // with at least one position inside.
 std::vector<IdleGap> idle_gaps(const Problem& problem);
 
-// Bytes by position under range additions: a segment tree of maxima.
-class MaxProfile {
- public:
-  explicit MaxProfile(const std::vector<Bytes>& values);
-  void add(int32_t begin, int32_t end, Bytes delta);
-  Bytes max(int32_t begin, int32_t end) const;  // of [begin, end); 0 when empty
-  Bytes max() const { return size_ == 0 ? 0 : top_[1]; }
-
- private:
-  void add(size_t node, int32_t lo, int32_t hi, int32_t begin, int32_t end, Bytes delta);
-  Bytes max(size_t node, int32_t lo, int32_t hi, int32_t begin, int32_t end) const;
-  int32_t size_ = 0;
-  std::vector<Bytes> top_, lazy_;
-};
-
 // A gap that is moved: gone at the positions [drop, load).
 struct MovedGap {
   IdleGap gap;
@@ -43,5 +28,11 @@ struct MovedGap {
 
 // Stores, drops and loads of these gaps; a value written since its last store is stored again.
 Schedule schedule_of(const Problem& problem, std::vector<MovedGap> moved);
+
+// The peak of the schedule, whether it fits, and why not.
+void judge_policy(const Problem& problem, PolicySchedule& result);
+
+// kBelady, kCheckpointBlocks, kRecomputeEverything and kSpillEverything.
+PolicySchedule run_on_demand(const Problem& problem, Policy policy);
 
 }  // namespace headrace::plan

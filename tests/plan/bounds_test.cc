@@ -9,6 +9,7 @@
 #include "headrace/plan/heuristics.h"
 #include "headrace/plan/heuristics_builder.h"
 #include "headrace/sim/simulate.h"
+#include "tests/plan/oracle_steps.h"
 #include "tests/plan/step_graphs.h"
 
 namespace headrace::plan {
@@ -79,6 +80,42 @@ TEST(Bounds, RecomputationLowersTheBound) {
   const Bound without = lower_bound(*p, 50, 1'000'000'000);
   EXPECT_LT(with.total_ns, without.total_ns);
   EXPECT_GE(with.total_ns, with.compute_ns);
+}
+
+// Eight megabytes too many, each of which an op of a millisecond brings back: dearer than a link that
+// is priced by the whole second, so a low price of the link must be found.
+TEST(Bounds, RunningOpsAgainIsPricedWhereItIsTheCheapWay) {
+  const auto workload = test::training_chain(16).finish();
+  for (double link : {1e7, 1e8}) {
+    const Machine m = step_machine(link);
+    const StepRequest r = step_request(workload, m, 8 << 20);
+    auto p = make_problem(r, program_order(workload->graph));
+    ASSERT_TRUE(p.ok()) << p.status().message();
+    const Bound b = lower_bound(*p, 0, 1'000'000'000);
+    EXPECT_GT(b.total_ns, b.compute_ns) << link;
+    EXPECT_LT(b.total_ns, 2 * b.compute_ns) << link;  // every op twice is a plan
+  }
+}
+
+// Fixed orders; keep, move and run again; live bytes alone: most are proven optimal.
+TEST(Bounds, TheyAreBelowWhatTheOracleReached) {
+  const auto steps = testing::oracle_steps(std::string(HEADRACE_SOURCE_DIR) +
+                                            "/tests/data/oracle/steps.txt");
+  ASSERT_GT(steps.size(), 100u);
+  int above_compute = 0, fixed = 0;
+  for (const auto& s : steps) {
+    if (!s.fixed) continue;
+    ++fixed;
+    const Machine m = testing::two_tiers(s.link);
+    const StepRequest r = testing::request_of(s, m);
+    auto p = make_problem(r, program_order(r.workload->graph));
+    ASSERT_TRUE(p.ok()) << p.status().message();
+    // Aims well above the optimum: that must not carry it over.
+    const Bound b = lower_bound(*p, 100, static_cast<Nanos>(s.optimum_s * 1.5e9));
+    EXPECT_LE(static_cast<double>(b.total_ns), s.optimum_s * 1e9 * (1 + 1e-6)) << s.name;
+    if (b.total_ns > b.compute_ns + b.compute_ns / 1000) ++above_compute;
+  }
+  EXPECT_GT(above_compute, fixed / 2);
 }
 
 TEST(Bounds, TheyAreBelowTheBestOfAllMovesOnTinySteps) {
