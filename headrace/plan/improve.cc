@@ -202,6 +202,14 @@ class Search {
     const double dead = unit() < 0.5 ? 0 : 1e18;  // whether dead inputs run again as well
     if (value.can_recompute && unit() < 0.5 && s_.try_rerun(x.value, x.gap, dead)) return;
     const std::vector<TierInfo>& tiers = p_.machine->tiers;
+    const std::vector<Gap> coded = s_.codec_ways(x.value, x.gap);
+    if (!coded.empty() && unit() < 0.5) {
+      const Gap& g = coded[at(below(coded.size()))];
+      const bool room = !g.tier.valid() || s_.tier_has_room(x.value, x.gap, g.tier,
+                                                            s_.encoded_form(x.value, g.codec));
+      if (room) s_.set(x.value, x.gap, g);
+      return;
+    }
     if (tiers.size() < 2) return;
     const TierId tier(1 + below(tiers.size() - 1));
     const bool takes = tiers[tier.index()].store_bytes_per_s > 0 || value.home == tier;
@@ -219,8 +227,7 @@ class Search {
       const Bytes freed = value.bytes - s_.kept_bytes(x.value, g);
       const double ns = g.way == Way::kRecompute
                             ? static_cast<double>(p_.cost[at(value.producer)])
-                            : 0.5 * static_cast<double>(freed) /
-                                  p_.machine->tiers[g.tier.index()].load_bytes_per_s * 1e9;
+                            : ns_of(x.value, g, freed);
       order.push_back({-ns / static_cast<double>(std::max<Bytes>(1, freed)),
                        {x.value, s_.span(x.value, x.gap).before}});
     }
@@ -229,6 +236,18 @@ class Search {
              std::tuple(b.first, b.second.value, b.second.gap);
     });
     for (const auto& [ratio, x] : order) prune(x.value, x.gap);
+  }
+
+  // What moving and codecs cost, for an order of ways: half of the link's time may be hidden.
+  double ns_of(int32_t v, const Gap& g, Bytes freed) const {
+    double ns = 0;
+    if (g.codec != Codec::kNone) {
+      ns = 2 * static_cast<double>(codec_cost(p_, v, g.codec));
+      freed = s_.encoded_form(v, g.codec);
+    }
+    if (!g.tier.valid()) return ns;
+    const double rate = p_.machine->tiers[g.tier.index()].load_bytes_per_s;
+    return ns + 0.5 * static_cast<double>(freed) / rate * 1e9;
   }
 
   void prune(int32_t v, int32_t before) {

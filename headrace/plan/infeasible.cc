@@ -12,7 +12,7 @@ constexpr size_t kMostNamed = 4;  // tensors named in a sentence
 bool can_leave(const Problem& p, const Value& v) {
   const Role role = p.graph->at(v.tensor).role;
   if (role == Role::kGathered || (v.rule != nullptr && v.rule->pinned)) return false;
-  // Codecs may free a part one day (placement does not choose them yet): no certificate may deny it.
+  // Codecs free a part, or all where the form moves: no certificate may deny it.
   if (v.rule != nullptr && !v.rule->codecs.empty()) return true;
   return v.home.valid() || storing_tier(p, v).valid() || v.can_recompute;
 }

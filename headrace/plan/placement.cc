@@ -21,11 +21,19 @@ constexpr double kPrices[] = {0.5, 0.0, 0.15, 1.0, 2.0};
 // Loads as late as possible may cost one part in this many of the step.
 constexpr Nanos kLateShare = 2000;
 
-// The turn of a drop of what only ops that run again needed.
+// Turns of drops that have a place of their own: of what only ops that run again needed, of a plain
+// value once it is encoded, of an encoded form once it is decoded.
 constexpr int32_t kAfterReruns = -2;
+constexpr int32_t kEncoded = -3;
+constexpr int32_t kDecoded = -4;
 
 OpId op_at(const Problem& p, int32_t position) {
   return position >= 0 && position < p.size() ? p.order[at(position)] : OpId();
+}
+
+bool remote_in_part(const Value& v) {
+  return v.rule != nullptr && v.rule->remote && v.rule->remote_max_bytes > 0 &&
+         v.rule->remote_max_bytes < v.bytes;
 }
 
 // Actions of one state and its timeline.
@@ -56,13 +64,22 @@ class Writer {
   }
 
  private:
-  // Stores come before drops, drops free bytes for loads, loads bring what ops that run again read.
-  // Transfers of one kind stand in the order in which they were issued.
+  // Stores come before drops, drops free bytes for encoded forms and loads, loads bring what is decoded,
+  // and all of it is there for ops that run again. A value is given up as soon as it is encoded, a form
+  // once it is decoded. Transfers of one kind stand in the order in which they were issued.
   std::tuple<int32_t, int, int32_t> key(int32_t i) const {
-    constexpr int kRank[] = {0, 2, 1, 3, 0, 3};
+    enum Rank { kStores, kDrops, kEncodes, kEncodedStores, kLoads, kDecodes, kReruns, kPassed };
+    constexpr int kRank[] = {kStores, kLoads, kDrops, kReruns, kEncodes, kDecodes};
     const Action& a = out_.actions[at(i)];
-    if (turns_[at(i)] == kAfterReruns) return {a.before, 4, 0};
-    return {a.before, kRank[static_cast<size_t>(a.kind)], turns_[at(i)]};
+    const int32_t turn = turns_[at(i)];
+    if (turn == kAfterReruns) return {a.before, kPassed, 0};
+    if (turn == kEncoded) return {a.before, kEncodes, a.value};
+    if (turn == kDecoded) return {a.before, kDecodes, a.value};
+    // Stored as soon as it is made.
+    const std::vector<Coding>& made = s_.codings(a.before);
+    const bool fresh = a.kind == ActionKind::kStore && a.codec != Codec::kNone &&
+                       std::binary_search(made.begin(), made.end(), Coding{a.value, a.codec, true});
+    return {a.before, fresh ? kEncodedStores : kRank[static_cast<size_t>(a.kind)], turn};
   }
 
   void mark_stores() {
@@ -76,7 +93,7 @@ class Writer {
   // Neighbouring pieces listed together become one transfer. Returns the next piece.
   size_t write_piece(size_t i) {
     const Piece& x = pieces_[i];
-    const Bytes all = p_.values[at(x.value)].bytes;
+    const Bytes all = x.codec == Codec::kNone ? p_.values[at(x.value)].bytes : x.bytes;
     Bytes begin = x.range.begin, bytes = x.bytes;
     size_t next = i + 1;
     while (next < pieces_.size() && same(i, next) &&
@@ -89,14 +106,14 @@ class Writer {
     if (x.wraps) out_.at_entry[at(x.value)] = false;
     if (x.wraps && x.in < 0) return next;  // untouched: away all cycle long
     if (stores_[i] && l.store >= 0) {
-      add(ActionKind::kStore, l.store, x.value, range, x.tier, l.store_turn);
+      add(ActionKind::kStore, l.store, x.value, range, x.tier, l.store_turn, x.codec);
     }
     if (l.drop >= 0) {
       add(ActionKind::kDrop, l.drop, x.value, range, TierId(),
-          x.passes && l.drop == x.after ? kAfterReruns : 0);
+          x.passes && l.drop == x.after ? kAfterReruns : 0, x.codec);
     }
     if (l.load >= 0 && (l.drop >= 0 || x.wraps)) {
-      add(ActionKind::kLoad, l.load, x.value, range, x.tier, l.load_turn);
+      add(ActionKind::kLoad, l.load, x.value, range, x.tier, l.load_turn, x.codec);
     }
     return next;
   }
@@ -121,6 +138,7 @@ class Writer {
         add(ActionKind::kDrop, passes ? span.after : span.after + 1, v, Range{}, TierId(),
             passes ? kAfterReruns : 0);
       }
+      if (g.codec != Codec::kNone) write_codec(v, g.codec, span);
       Choice c;
       c.tensor = p_.values[at(v)].tensor;
       c.way = g.way;
@@ -133,9 +151,23 @@ class Writer {
       c.recompute_ns = p_.values[at(v)].can_recompute
                            ? p_.cost[at(p_.values[at(v)].producer)]
                            : Choice::kNever;
+      for (const Gap& other : s_.codec_ways(v, i)) {
+        const Nanos ns = 2 * codec_cost(p_, v, other.codec);
+        const bool better = c.compress_ns == Choice::kNever || ns < c.compress_ns;
+        if (other.way == Way::kCompress && better) c.compress_ns = ns;
+      }
       c.added_ns = g.way == Way::kRecompute ? c.recompute_ns : 0;
+      if (g.codec != Codec::kNone) c.added_ns = 2 * codec_cost(p_, v, g.codec);
       out_.choices.push_back(c);
     }
+  }
+
+  // Transfers of the form are those of its piece.
+  void write_codec(int32_t v, Codec codec, const Span& span) {
+    add(ActionKind::kEncode, span.lo, v, Range{}, TierId(), v, codec);
+    add(ActionKind::kDrop, span.lo, v, Range{}, TierId(), kEncoded);
+    add(ActionKind::kDecode, span.before, v, Range{}, TierId(), v, codec);
+    add(ActionKind::kDrop, span.before, v, Range{}, TierId(), kDecoded, codec);
   }
 
   void write_reruns(int32_t k) {
@@ -147,13 +179,14 @@ class Writer {
   }
 
   void add(ActionKind kind, int32_t before, int32_t value, const Range& range, TierId tier,
-           int32_t turn = 0) {
+           int32_t turn = 0, Codec codec = Codec::kNone) {
     Action a;
     a.kind = kind;
     a.before = before;
     a.value = value;
     a.range = range;
     a.tier = tier;
+    a.codec = codec;
     out_.actions.push_back(a);
     turns_.push_back(turn);
   }
@@ -171,6 +204,10 @@ class Writer {
 
 Result<Placement> place(const Problem& problem, const PlaceOptions& options) {
   Placement result;
+  // What a rule sends away in part cannot move whole.
+  if (!options.parts && std::any_of(problem.values.begin(), problem.values.end(), remote_in_part)) {
+    return result;
+  }
   HR_ASSIGN(const State start, ruled_state(problem, options));
   std::unique_ptr<State> best;
   Nanos best_ns = 0;

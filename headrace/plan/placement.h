@@ -1,6 +1,6 @@
-// Placement: one way for each idle gap of each value {keep, move to a tier, run its op again}, and when
-// each transfer is issued, so that the step is as short as can be found and never over budget. Codecs
-// are not chosen yet: a State can hold such ways, construction never takes them. Internal to plan/.
+// Placement: one way for each idle gap of each value {keep, move to a tier, run its op again, keep or
+// move an encoded form of it}, and when each transfer is issued, so that the step is as short as can be
+// found and never over budget. Internal to plan/.
 //
 // Vocabulary
 //   gap        as in problem.h; a gap may be moved in part: its first `moved` bytes.

@@ -123,18 +123,24 @@ class Construction {
     const int32_t gap = s_.gap_at(v, w);
     if (gap < 0) return best;
     const Gap& now = s_.value(v).gaps[at(gap)];
-    if (now.way != Way::kKeep && now.way != Way::kMove) return best;
+    const bool coded = now.way == Way::kCompress;
+    if (now.way != Way::kKeep && now.way != Way::kMove && !coded) return best;
     const Bytes kept = s_.kept_bytes(v, now);
     if (kept <= 0) return best;
     const Bytes over = s_.over(w);
     if (over <= 0) return best;
     const bool banned =
         v == options_.banned_value && s_.span(v, gap).before == options_.banned_before;
-    for (size_t t = 1; t < tiers_.size(); ++t) {
+    for (size_t t = 1; t < tiers_.size() && !coded; ++t) {
       const TierId tier(static_cast<int64_t>(t));
       if (now.way == Way::kMove && now.tier != tier) continue;
       if (banned && options_.banned_way == Way::kMove) continue;
       const Option o = move_option(v, gap, tier, kept, over);
+      if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
+    }
+    for (const Gap& to : codec_swaps(v, gap)) {
+      if (banned && options_.banned_way == to.way) continue;
+      const Option o = swap_option(v, gap, w, to, exact);
       if (o.gap.way != Way::kKeep && (best.gap.way == Way::kKeep || o.ratio < best.ratio)) best = o;
     }
     const double least = banned && options_.banned_way == Way::kRecompute
@@ -175,9 +181,11 @@ class Construction {
   // Takes the link time of a gap that is moved already.
   void book(int32_t v, int32_t gap) {
     const Gap& g = s_.value(v).gaps[at(gap)];
-    if (g.way != Way::kMove || !s_.span(v, gap).exists) return;
-    Option o = window(v, gap, g.tier, g.moved);
-    take(g.tier, o);
+    if (!s_.span(v, gap).exists) return;
+    if (g.way == Way::kMove) take(g.tier, window(v, gap, g.tier, g.moved));
+    if (g.way == Way::kMoveCompressed) {
+      take(g.tier, encoded_window(v, gap, g.tier, s_.encoded_form(v, g.codec)));
+    }
   }
 
   // The share of the positions over budget at the begin that the gap does not cover.
@@ -247,15 +255,84 @@ class Construction {
     if (!has_copy && link.store_bytes_per_s <= 0) return o;
     o = window(v, gap, tier, part);
     const double bytes = static_cast<double>(part);
-    const int32_t out = link_stream(tiers_, tier, InstrKind::kStore).value;
-    const int32_t in = link_stream(tiers_, tier, InstrKind::kLoad).value;
-    const Nanos late =
-        std::max<Nanos>(0, o.out_ns - links_[at(out)].free_between(o.out_lo, o.out_hi)) +
-        std::max<Nanos>(0, o.in_ns - links_[at(in)].free_between(o.in_lo, o.in_hi));
+    const Nanos late = late_ns(tier, o);
     o.ratio = (static_cast<double>(late) + price_ * static_cast<double>(o.out_ns + o.in_ns)) /
               std::min(bytes, static_cast<double>(over));
     o.gap = {Way::kMove, Codec::kNone, tier, had + part};
     return o;
+  }
+
+  // The same for an encoded form: no other gap's copy stands for it.
+  Option encoded_window(int32_t v, int32_t gap, TierId tier, Bytes bytes) const {
+    Option o = window(v, gap, tier, bytes);
+    o.out_lo = s_.span(v, gap).lo;
+    o.out_ns = static_cast<Nanos>(static_cast<double>(bytes) /
+                                  tiers_[tier.index()].store_bytes_per_s * 1e9);
+    return o;
+  }
+
+  // Ways with a codec that what the gap has now may be replaced by: those of a kept value; for one that
+  // stays encoded, the form moves too, or all of the value does.
+  std::vector<Gap> codec_swaps(int32_t v, int32_t gap) const {
+    const Gap& now = s_.value(v).gaps[at(gap)];
+    if (now.way == Way::kMove) return {};
+    std::vector<Gap> ways = s_.codec_ways(v, gap);
+    if (now.way == Way::kKeep) return ways;
+    std::erase_if(ways, [&](const Gap& g) {
+      return g.way != Way::kMoveCompressed || g.codec != now.codec;
+    });
+    for (size_t t = 1; t < tiers_.size(); ++t) {
+      const TierId tier(static_cast<int64_t>(t));
+      if (tiers_[t].store_bytes_per_s <= 0 || !s_.allowed_tier(v, tier)) continue;
+      ways.push_back({Way::kMove, Codec::kNone, tier, p_.values[at(v)].bytes});
+    }
+    return ways;
+  }
+
+  Nanos coding_ns(int32_t v, const Gap& g) const {
+    return g.codec == Codec::kNone ? 0 : 2 * codec_cost(p_, v, g.codec);
+  }
+
+  // The way of a gap is replaced by one with a codec, or the other way round. Not `exact`: whether the
+  // bytes at the encoding and the decoding are there is not looked at.
+  Option swap_option(int32_t v, int32_t gap, int32_t w, const Gap& to, bool exact) {
+    Option o;
+    const Gap now = s_.value(v).gaps[at(gap)];
+    const Bytes over = s_.over(w);
+    const bool held = to.way == Way::kMoveCompressed && w == s_.span(v, gap).lo;
+    const Bytes freed = s_.kept_bytes(v, now) -
+                        (held ? s_.encoded_form(v, to.codec) : s_.kept_bytes(v, to));
+    if (freed <= 0) return o;
+    Nanos late = 0, moving = 0;
+    if (to.tier.valid()) {
+      const Bytes bytes = to.codec == Codec::kNone ? to.moved : s_.encoded_form(v, to.codec);
+      if (!s_.tier_has_room(v, gap, to.tier, bytes)) return o;
+      o = to.codec == Codec::kNone ? window(v, gap, to.tier, bytes)
+                                   : encoded_window(v, gap, to.tier, bytes);
+      late = late_ns(to.tier, o);
+      moving = o.out_ns + o.in_ns;
+    }
+    if (exact) {
+      const Bytes before_max = s_.planned().max();
+      s_.begin();
+      s_.set(v, gap, to);
+      const bool good = s_.over(w) < over && s_.planned().max() <= before_max;
+      s_.rollback();
+      if (!good) return Option();
+    }
+    const double ns = static_cast<double>(late + coding_ns(v, to) - coding_ns(v, now)) +
+                      price_ * static_cast<double>(moving);
+    o.ratio = std::max(0.0, ns) / static_cast<double>(std::min(freed, over));
+    o.gap = to;
+    return o;
+  }
+
+  // By how much the transfers are longer than the link's free time where they cost nothing.
+  Nanos late_ns(TierId tier, const Option& o) const {
+    const int32_t out = link_stream(tiers_, tier, InstrKind::kStore).value;
+    const int32_t in = link_stream(tiers_, tier, InstrKind::kLoad).value;
+    return std::max<Nanos>(0, o.out_ns - links_[at(out)].free_between(o.out_lo, o.out_hi)) +
+           std::max<Nanos>(0, o.in_ns - links_[at(in)].free_between(o.in_lo, o.in_hi));
   }
 
   Option rerun_option(int32_t v, int32_t gap, int32_t w, Bytes over) {
@@ -282,7 +359,7 @@ class Construction {
       return;
     }
     s_.set(v, gap, o.gap);
-    take(o.gap.tier, o);
+    if (o.gap.tier.valid()) take(o.gap.tier, o);
   }
 
   void take(TierId tier, const Option& o) {
@@ -319,7 +396,7 @@ Result<State> ruled_state(const Problem& problem, const PlaceOptions& options) {
     for (int32_t i = 0; i < static_cast<int32_t>(state.value(v).gaps.size()); ++i) {
       const Span s = state.span(v, i);
       const bool part = value.rule->remote_max_bytes > 0 && value.rule->remote_max_bytes < value.bytes;
-      if (part && moves_whole(s)) continue;
+      if (part && state.moves_whole(s)) continue;
       const int32_t positions = s.exists ? s.hi - s.lo + 1 + s.hi2 - s.lo2 + 1 : 0;
       if (positions > length) longest = i, length = positions;
     }

@@ -90,21 +90,21 @@ void State::uncode(size_t mark) {
 }
 
 // Bytes beyond the planned ones that codecs need before the op of position k has its own; adds their
-// time to `ns`. While the first is encoded, all others are still plain; decoded values are counted, so
-// that the largest form beside them is all that is more.
+// time to `ns`. While one is encoded, all others may still be plain; decoded values are counted, so that
+// the largest form beside them is all that is more.
 Bytes State::coding_pulse(int32_t k, Nanos* ns) const {
-  Bytes plain = 0, first = 0, largest = 0;
+  Bytes plain = 0, made = 0, read = 0;
   for (const Coding& c : codings(k)) {
     const Bytes form = encoded_form(c.value, c.codec);
     *ns += codec_cost(*p_, c.value, c.codec);
     if (!c.encodes) {
-      largest = std::max(largest, form);
+      read = std::max(read, form);
       continue;
     }
-    if (first == 0) first = form;
+    made = std::max(made, form);
     plain += p_->values[at(c.value)].bytes - form;
   }
-  return std::max(plain + first, largest);
+  return std::max(plain + made, read);
 }
 
 }  // namespace headrace::plan

@@ -246,6 +246,11 @@ Status check_rule(const Workload& w, const Machine& machine, const PlacementRule
     return error(Code::kUsage, "the rule for '%s' allows %lld bytes outside the device", name,
                  static_cast<long long>(rule.remote_max_bytes));
   }
+  const bool held = t.role == Role::kWeight || t.role == Role::kGathered || t.role == Role::kConstant;
+  if (!rule.codecs.empty() && held) {
+    return error(Code::kUsage, "the rule for '%s' allows codecs, but what lies in a file or in the "
+                 "graph itself is never encoded", name);
+  }
   for (Codec codec : rule.codecs) {
     if (encoded_bytes(codec, t) <= 0) {
       return error(Code::kUsage, "the rule for '%s' allows codec %s, which cannot encode %s", name,
@@ -332,6 +337,25 @@ Nanos codec_cost(const Problem& problem, int32_t value, Codec codec) {
   // Both directions read one form and write the other once, at the rate of device memory.
   return problem.machine->op_overhead_ns +
          static_cast<Nanos>(moved / problem.machine->memory_bytes_per_s * 1e9);
+}
+
+bool allows_codecs(const Problem& problem) {
+  return std::any_of(problem.values.begin(), problem.values.end(), [](const Value& v) {
+    return v.rule != nullptr && !v.rule->codecs.empty();
+  });
+}
+
+Problem without_codecs(const Problem& problem, std::vector<PlacementRule>* rules) {
+  Problem p = problem;
+  rules->clear();
+  rules->reserve(p.values.size());
+  for (Value& v : p.values) {
+    if (v.rule == nullptr) continue;
+    rules->push_back(*v.rule);
+    rules->back().codecs.clear();
+    v.rule = &rules->back();
+  }
+  return p;
 }
 
 Bytes peak_of(const std::vector<Bytes>& profile) {

@@ -85,6 +85,11 @@ Nanos compute_ns(const Problem& problem);
 // Predicted duration of encoding or decoding all of `value` by `codec`.
 Nanos codec_cost(const Problem& problem, int32_t value, Codec codec);
 
+// Whether a rule allows a codec for any value.
+bool allows_codecs(const Problem& problem);
+// The same problem, where no rule does. Its values point into `rules`, which must outlive it.
+Problem without_codecs(const Problem& problem, std::vector<PlacementRule>* rules);
+
 enum class ActionKind : uint8_t { kStore, kLoad, kDrop, kRecompute, kEncode, kDecode };
 
 // Listed before position `before` (size(): after the last op); the list order of actions before one

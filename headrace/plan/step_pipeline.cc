@@ -217,7 +217,9 @@ Status plan_in_rounds(const Problem& problem, const std::string& name, PlaceOpti
 
 }  // namespace
 
-Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio) {
+namespace {
+
+Status offer_placements(const Problem& problem, const std::string& name, Portfolio& portfolio) {
   PlaceOptions options;
   options.recompute = problem.request->recompute;
   options.improve = problem.request->goal != Goal::kFit;
@@ -226,6 +228,20 @@ Status plan_by_placement(const Problem& problem, const std::string& name, Portfo
   if (!options.improve || problem.size() > kTiny) return {};
   options.parts = false;
   return plan_in_rounds(problem, name, options, portfolio);
+}
+
+}  // namespace
+
+Status plan_by_placement(const Problem& problem, const std::string& name, Portfolio& portfolio) {
+  if (!allows_codecs(problem)) return offer_placements(problem, name, portfolio);
+  // A plan that may use codecs is never slower than one that may not, and uses none for nothing.
+  std::vector<PlacementRule> rules;
+  const Problem plain = without_codecs(problem, &rules);
+  HR_TRY(offer_placements(plain, name, portfolio));
+  const bool enough =
+      portfolio.found() && (problem.request->goal == Goal::kFit ||
+                            portfolio.best().trace.total_ns <= compute_ns(problem));
+  return enough ? Status() : offer_placements(problem, name + ", codecs", portfolio);
 }
 
 namespace {

@@ -34,7 +34,14 @@ Status offer_cyclic(const Problem& p, Portfolio& portfolio) {
     return op.kind == OpKind::kKernel;
   });
   const bool reordered = p.order != program_order(*p.graph);
-  if (!p.cyclic || !weights || kernels || reordered || !r.workload->rules.empty()) return {};
+  // A codec that is allowed need not be used.
+  const auto& rules = r.workload->rules;
+  const bool asked = std::any_of(rules.begin(), rules.end(), [](PlacementRule rule) {
+    rule.codecs.clear();
+    rule.tensor = TensorId();
+    return rule != PlacementRule();
+  });
+  if (!p.cyclic || !weights || kernels || reordered || asked) return {};
   PlanRequest request;
   request.name = r.name;
   request.graph = std::shared_ptr<const Graph>(r.workload, &r.workload->graph);

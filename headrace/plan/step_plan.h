@@ -6,8 +6,8 @@
 // Method, see docs/guide/planning.md. Passes, in order; step_pipeline.cc is the list:
 //   problem       values, their touches and idle gaps, at the positions of one order
 //   order         the best of several orders of the ops, by the peak that they need
-//   placement     one way for each idle gap {keep, move to a tier, recompute}. Codecs that rules allow
-//                 are emitted, verified, simulated and executed, but placement does not choose them yet
+//   placement     one way for each idle gap {keep, move to a tier, recompute; where a rule allows a codec,
+//                 keep or move the encoded form}
 //   transfers     when each Store and Load is issued: calendars of link time, earliest deadline first
 //   emit          instructions and residencies
 //   offsets       static extents; when they exceed the budget, placement runs again with less

@@ -125,6 +125,9 @@ class Reader {
       part.way = way;
       part.tier = way == Way::kMove || way == Way::kMoveCompressed ? i.tier : TierId();
       part.codec = way == Way::kCompress || way == Way::kMoveCompressed ? i.codec : Codec::kNone;
+      if (way == Way::kCompress) {
+        part.freed_bytes -= std::min(part.freed_bytes, range_bytes(g_.at(t), {}, i.codec));
+      }
       push(part, step);
       if (b < begin) rest.push_back(cut(c, t, b, begin));
       if (e > end) rest.push_back(cut(c, t, end, e));

@@ -41,7 +41,9 @@ class PieceBuilder {
   }
 
  private:
-  static bool moves(const Gap& g) { return g.way == Way::kMove && g.moved > 0; }
+  static bool moves(const Gap& g) {
+    return (g.way == Way::kMove && g.moved > 0) || g.way == Way::kMoveCompressed;
+  }
 
   // Gaps in the order in which copies come about: from the last write on, around the cycle. A copy
   // outlives the end of the cycle when the value is away then.
@@ -87,6 +89,7 @@ class PieceBuilder {
     const Gap& g = s_.value(v).gaps[at(gap)];
     const Span span = s_.span(v, gap);
     if (!moves(g) || !span.exists) return;
+    if (g.codec != Codec::kNone) return add_encoded(v, gap, span, g);
     const Value& value = p_.values[at(v)];
     const auto next = std::upper_bound(value.writes.begin(), value.writes.end(), span.after);
     const int32_t written = next == value.writes.begin() ? kNone : *(next - 1);
@@ -141,6 +144,16 @@ class PieceBuilder {
     out_.push_back(piece);
   }
 
+  void add_encoded(int32_t v, int32_t gap, const Span& span, const Gap& g) {
+    add(v, gap, span, g.tier, 0, s_.encoded_form(v, g.codec), span.lo, nullptr);
+    copies_.pop_back();  // of the form, not of the value
+    Piece& piece = out_.back();
+    piece.range = Range{};
+    piece.codec = g.codec;
+    piece.release = span.lo;
+    piece.passes = false;
+  }
+
   const State& s_;
   const Problem& p_;
   Bytes chunk_;
@@ -190,7 +203,7 @@ class Walk {
         n_(p_.size()),
         profile_(state.planned()),
         released_(n_, pieces, [this](const Piece& x) { return std::min(x.release, n_); }),
-        opened_(n_, pieces, [this](const Piece& x) { return std::min(x.after + (x.passes ? 0 : 1), n_); }),
+        opened_(n_, pieces, [this](const Piece& x) { return std::min(opens(x), n_); }),
         closed_(n_, pieces, [this](const Piece& x) { return std::min(x.use, n_); }),
         phase_(pieces.size(), Phase::kThere),
         stored_(pieces.size(), kUnknown),
@@ -231,6 +244,9 @@ class Walk {
   using Heap = std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>>;
 
   const Piece& piece(int32_t i) const { return pieces_[at(i)]; }
+  static int32_t opens(const Piece& x) {
+    return x.after + (x.codec != Codec::kNone ? 2 : x.passes ? 0 : 1);
+  }
   Nanos op_ns(int32_t k) const { return p_.cost[at(k)] + s_.extra_ns(k); }
   Bytes over(int32_t k) const { return profile_.at_position(k) + pending_ - p_.budget; }
 
@@ -350,7 +366,9 @@ class Walk {
   void issue_store(int32_t k, size_t s) {
     const int32_t i = std::get<2>(ready_[s].top());
     ready_[s].pop();
-    const Nanos end = std::max(link_free_[s], now_) + piece(i).out_ns;
+    const bool encodes = piece(i).codec != Codec::kNone && piece(i).release == k;
+    const Nanos made = now_ + (encodes ? s_.extra_ns(k) : 0);
+    const Nanos end = std::max(link_free_[s], made) + piece(i).out_ns;
     link_free_[s] = end;
     stored_[at(i)] = end + piece(i).latency_ns;
     out_.listed[at(i)].store = k;

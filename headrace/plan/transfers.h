@@ -5,6 +5,8 @@
 //   piece     a run of bytes of one value in one gap that is moved by itself: stored (unless a valid
 //             copy is in its tier), dropped, loaded back (unless nothing touches it again).
 //   pending   bytes that are to be dropped once their store has ended.
+//   encoded   a piece may be all of a value's encoded form: made before the first position of the gap,
+//             which its bytes are planned for, and pending from the second; decoded before the use.
 //
 // Method. Time walks from position to position as the simulator does (sim/simulate.h). Links are
 // queues, filled just in time, so that each choice of the next transfer is made as late as possible:
@@ -23,6 +25,7 @@ struct Piece {
   int32_t value = 0;
   int32_t gap = 0;
   Range range;             // of the value, or of its encoded form
+  Codec codec = Codec::kNone;  // kNone: of the value
   Bytes bytes = 0;         // device bytes
   int32_t release = 0;     // the store may be listed before this position
   int32_t after = -1;      // the touch before the gap: may be dropped before after + 1

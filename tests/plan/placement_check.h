@@ -3,7 +3,9 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "headrace/plan/problem.h"
@@ -14,7 +16,8 @@ namespace headrace::test {
 class ScheduleChecker {
  public:
   ScheduleChecker(const plan::Problem& problem, const plan::Schedule& schedule)
-      : p_(problem), s_(schedule), n_(problem.values.size()), there_(n_), copies_(n_), last_(n_, -1) {}
+      : p_(problem), s_(schedule), n_(problem.values.size()), there_(n_), copies_(n_), forms_(n_),
+        stored_forms_(n_), last_(n_, -1) {}
 
   std::string run() {
     for (size_t v = 0; v < n_; ++v) {
@@ -48,6 +51,7 @@ class ScheduleChecker {
   Bytes peak() const { return peak_; }
   int64_t moved_bytes() const { return moved_; }
   int reruns() const { return reruns_; }
+  int encodes() const { return encodes_; }
 
  private:
   // One flag per kUnit bytes: all sizes in these tests are multiples of it.
@@ -77,6 +81,9 @@ class ScheduleChecker {
     for (const Bits& bits : there_) {
       for (bool b : bits) sum += b ? kUnit : 0;
     }
+    for (size_t v = 0; v < n_; ++v) {
+      for (Codec c : forms_[v]) sum += form_bytes(v, c);
+    }
     return sum;
   }
   void hold(Bytes more) {
@@ -86,7 +93,47 @@ class ScheduleChecker {
     }
   }
 
+  Bytes form_bytes(size_t v, Codec codec) const {
+    return range_bytes(p_.graph->at(p_.values[v].tensor), {}, codec);
+  }
+
+  // What is done with the encoded form as a whole.
+  void act_encoded(const plan::Action& a) {
+    const size_t v = at(a.value);
+    const bool there = forms_[v].count(a.codec) > 0;
+    const auto copy = std::pair(a.tier.value, a.codec);
+    switch (a.kind) {
+      case plan::ActionKind::kEncode:
+        if (!whole(v) || there) return fail("encodes what is not there, or is encoded", v);
+        forms_[v].insert(a.codec);
+        ++encodes_;
+        return hold(0);
+      case plan::ActionKind::kDecode:
+        if (!there || !all(there_[v], 0, there_[v].size(), false)) {
+          return fail("decodes what is not there, or is there plain", v);
+        }
+        set(there_[v], 0, true, v);
+        return hold(0);
+      case plan::ActionKind::kDrop:
+        if (!there) return fail("a drop of a form that is not there", v);
+        if (!whole(v) && stored_forms_[v].empty()) return fail("the only form is dropped", v);
+        forms_[v].erase(a.codec);
+        return;
+      case plan::ActionKind::kStore:
+        if (!there) return fail("a store of a form that is not there", v);
+        stored_forms_[v].insert(copy);
+        moved_ += form_bytes(v, a.codec);
+        return;
+      case plan::ActionKind::kLoad:
+        if (there || stored_forms_[v].count(copy) == 0) return fail("no such form to load", v);
+        forms_[v].insert(a.codec);
+        return hold(0);
+      default: fail("runs again with a codec", v);
+    }
+  }
+
   void act(const plan::Action& a, int32_t k) {
+    if (a.codec != Codec::kNone) return act_encoded(a);
     const size_t v = at(a.value);
     const Bytes bytes = p_.values[v].bytes;
     const size_t from = static_cast<size_t>(a.range.begin / kUnit);
@@ -150,6 +197,8 @@ class ScheduleChecker {
       for (int32_t w : p_.values[v].writes) {
         if (w != position) continue;
         for (auto& [tier, copy] : copies_[v]) copy.clear();
+        stored_forms_[v].clear();
+        if (!forms_[v].empty()) fail("a stale form is held", v);
       }
     }
     hold(p_.workspace[at(op)]);
@@ -181,11 +230,14 @@ class ScheduleChecker {
   size_t n_;
   std::vector<Bits> there_;
   std::vector<std::map<int32_t, Bits>> copies_;  // by value, by tier
+  std::vector<std::set<Codec>> forms_;           // by value: on the device
+  std::vector<std::set<std::pair<int32_t, Codec>>> stored_forms_;  // by value: tier and codec
   std::vector<int32_t> last_;  // by value: 2k: an op that runs again before k reads it; 2k+1: op k
   std::string wrong_;
   Bytes peak_ = 0;
   int64_t moved_ = 0;
   int reruns_ = 0;
+  int encodes_ = 0;
 };
 
 }  // namespace headrace::test
