@@ -58,8 +58,12 @@ namespace {
 constexpr int kPatience = 8;    // steps without gain before they get shorter
 // Prices of the windows to begin with: where ops run again for little, low ones are of use.
 constexpr double kShares[] = {1.0, 0.9, 0.75, 0.5, 0.25, 0.1, 0.04, 0.016, 0.006};
-constexpr double kLeastFull = 0.25;  // of the starts without a knapsack
-constexpr double kShortest = 1.0 / 1024;  // of the steps, of Polyak's length: there is no gain
+constexpr double kMiddle = 0.25;  // with a knapsack up to here, without one from here on
+// Steps shorter than this share of Polyak's length gain nothing that is worth their time.
+constexpr double kShortest = 1.0 / 64;
+constexpr double kShortestSmall = 1.0 / 1024;
+constexpr int kToldShare = 5;
+constexpr int32_t kSmall = 200;  // positions: both starts are followed, to the end
 
 // What must cross the link in each cycle, whatever the order, where that is more.
 Bound with_cycle(const Problem& p, Bound bound) {
@@ -84,7 +88,7 @@ Point best_windows(BoundDual& dual, int32_t k, bool knapsack) {
   dual.clear_prices();
   Point best{dual.compute_s(), dual.prices()};
   for (double share : kShares) {
-    if (!knapsack && share < kLeastFull) break;
+    if (knapsack ? share > kMiddle : share < kMiddle) continue;
     dual.price_windows(k, from, to, share, knapsack);
     const double bound = dual.evaluate();
     if (bound > best.bound) best = {bound, dual.prices()};
@@ -93,7 +97,7 @@ Point best_windows(BoundDual& dual, int32_t k, bool knapsack) {
 }
 
 // Subgradient steps from `best`, towards `target` seconds.
-Point ascend(BoundDual& dual, Point best, int iterations, double target) {
+Point ascend(BoundDual& dual, Point best, int iterations, double target, double shortest) {
   dual.set(best.prices);
   double factor = 1;
   int stuck = 0;
@@ -105,7 +109,7 @@ Point ascend(BoundDual& dual, Point best, int iterations, double target) {
     } else if (++stuck >= kPatience) {
       // Shorter steps from the best prices.
       factor *= 0.5;
-      if (factor < kShortest) break;
+      if (factor < shortest) break;
       stuck = 0;
       dual.set(best.prices);
       dual.evaluate();
@@ -126,11 +130,17 @@ Bound bound_of_order(const Problem& p, int iterations, Nanos upper_ns) {
   if (!dual.over_budget()) return out;
   const int32_t k = dual.fullest();
   const double target = static_cast<double>(upper_ns) * 1e-9;
-  // The start that is higher does not always lead higher.
+  const bool small = p.size() <= kSmall;
+  // Where ops may be reordered the bound of this order is told, and no plan is judged by it.
+  if (p.request->reorder && !small) iterations /= kToldShare;
+  const double shortest = small ? kShortestSmall : kShortest;
   const Point full = best_windows(dual, k, false), knapsack = best_windows(dual, k, true);
-  double best = ascend(dual, full, iterations, target).bound;
-  if (knapsack.bound > full.bound && best < target) {
-    best = std::max(best, ascend(dual, knapsack, iterations, target).bound);
+  double best = std::max(full.bound, knapsack.bound);
+  // The start that is higher does not always lead higher.
+  for (const Point* start : {&full, &knapsack}) {
+    if ((!small && start->bound < best) || best >= target) continue;
+    best = std::max(best, ascend(dual, *start, iterations, target, shortest).bound);
+    if (full.bound >= knapsack.bound) break;
   }
   // Sums of doubles: a millionth is more than they can be off.
   const Nanos link = static_cast<Nanos>(best * (1 - 1e-6) * 1e9);

@@ -168,7 +168,7 @@ bool State::tier_has_room(int32_t v, int32_t gap, TierId tier, Bytes bytes) cons
 void State::save(int32_t v) {
   if (open_.empty() || save_mark_[at(v)] == open_.back().transaction) return;
   save_mark_[at(v)] = open_.back().transaction;
-  saved_.push_back({v, values_[at(v)]});
+  saved_.push(v, values_[at(v)]);
 }
 
 void State::add(int32_t lo, int32_t hi, Bytes bytes, int32_t tier) {
@@ -263,8 +263,9 @@ void State::rollback() {
     }
   }
   uncode(mark.coded);
-  for (; saved_.size() > mark.saved; saved_.pop_back()) {
-    values_[at(saved_.back().value)] = std::move(saved_.back().state);
+  while (saved_.size() > mark.saved) {
+    Saved& last = saved_.pop();
+    std::swap(values_[at(last.value)], last.state);
   }
   for (; recounted_.size() > mark.recounted; recounted_.pop_back()) {
     const Recounted& r = recounted_.back();

@@ -140,8 +140,33 @@ class State {
 
  private:
   struct Saved {
-    int32_t value;
+    int32_t value = 0;
     ValueState state;
+  };
+  // A stack whose slots keep their vectors, so that saving a value asks for no memory most of the
+  // time. Copies are empty: a State is copied outside of transactions.
+  class SavedStack {
+   public:
+    SavedStack() = default;
+    SavedStack(const SavedStack& other) { HR_CHECK(other.size_ == 0, "a transaction is open"); }
+    SavedStack(SavedStack&&) = default;
+    SavedStack& operator=(const SavedStack& other) {
+      HR_CHECK(size_ == 0 && other.size_ == 0, "a transaction is open");
+      return *this;
+    }
+    SavedStack& operator=(SavedStack&&) = default;
+    void push(int32_t value, const ValueState& state) {
+      if (size_ == slots_.size()) slots_.emplace_back();
+      slots_[size_].value = value;
+      slots_[size_++].state = state;
+    }
+    Saved& pop() { return slots_[--size_]; }
+    size_t size() const { return size_; }
+    void clear() { size_ = 0; }
+
+   private:
+    std::vector<Saved> slots_;
+    size_t size_ = 0;
   };
   struct Added {
     int32_t lo, hi;
@@ -203,7 +228,7 @@ class State {
   Profile planned_;
   std::vector<Profile> tiers_;                // by tier; [0] unused
   std::vector<std::pair<int32_t, Bytes>> changes_;  // of the device's bytes, from a position on
-  std::vector<Saved> saved_;
+  SavedStack saved_;
   std::vector<Added> added_;
   std::vector<Rerun> rerun_log_;
   std::vector<Recounted> recounted_;
