@@ -42,6 +42,16 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// Of this process, on all cores: the planner uses one, whatever else the machine does.
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto of = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return of(usage.ru_utime) + of(usage.ru_stime);
+}
+
 double seconds(Nanos ns) { return static_cast<double>(ns) * 1e-9; }
 
 std::shared_ptr<Workload> read_workload(const std::string& path) {
@@ -241,13 +251,16 @@ void run_size(int64_t ops, double share) {
   if (full == nullptr) fail("nothing fits");
   r.goal = headrace::Goal::kLatency;
   r.budget = full->unconstrained_peak_bytes * 6 / 10;
+  const double before = cpu_seconds();
   const auto p = plan(r, &took);
+  const double cpu = cpu_seconds() - before;
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  char extra[120];
-  std::snprintf(extra, sizeof extra, ", \"ops\": %zu, \"tensors\": %zu, \"peak_rss_mib\": %ld",
+  char extra[160];
+  std::snprintf(extra, sizeof extra,
+                ", \"ops\": %zu, \"tensors\": %zu, \"peak_rss_mib\": %ld, \"cpu_seconds\": %.3f",
                 workload->graph.ops.size(), workload->graph.tensors.size(),
-                usage.ru_maxrss / 1024);
+                usage.ru_maxrss / 1024, cpu);
   print_plan("size", r, share * 50e9 / static_cast<double>(kGiB), p.get(), took, extra);
 }
 

@@ -15,7 +15,8 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 constexpr int64_t kWalked = 60'000;
 constexpr int64_t kLeastTries = 10;
 constexpr int64_t kMostTries = 3'000;
-// Tolerance for worse states at the begin, as a share of the step: small steps have time to come back.
+// Tolerance for worse states at the begin, as a share of the step: small steps have time to come
+// back.
 constexpr double kTolerance = 0.01;
 constexpr double kSmallTolerance = 0.1;
 constexpr int32_t kSmall = 200;  // positions
@@ -85,7 +86,9 @@ class Search {
   Bytes best_chunk() {
     Bytes most = 0;
     for (int32_t v = 0; v < s_.values(); ++v) {
-      for (const Gap& g : s_.value(v).gaps) most = std::max(most, g.way == Way::kMove ? g.moved : 0);
+      for (const Gap& g : s_.value(v).gaps) {
+        if (g.way == Way::kMove) most = std::max(most, g.moved);
+      }
     }
     Bytes best = 0;
     Nanos best_ns = 0;

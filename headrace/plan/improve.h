@@ -1,10 +1,10 @@
 // Local search: from a state that fits to one whose step is shorter. Internal to placement.
 //
-// Method. Large neighbourhood search (Shaw, 1998): some ways are taken back - one gap's, or those of
-// the gaps around a position where the step stalls or ops run again -, construction makes the state
-// fit again with another price and ratios blurred at random, what has become needless is given up, and
-// the list scheduler judges. Better or equal states are kept, slightly worse ones with a falling
-// tolerance; the best seen is returned.
+// Method. Large neighbourhood search (Shaw, 1998): some ways are taken back - one gap's, or those
+// of the gaps around a position where the step stalls or ops run again -, construction makes the
+// state fit again with another price and ratios blurred at random, what has become needless is
+// given up, and the list scheduler judges. Better or equal states are kept, slightly worse ones
+// with a falling tolerance; the best seen is returned.
 #pragma once
 
 #include "headrace/plan/transfers.h"
