@@ -54,7 +54,10 @@ class OptimizerBuilder {
       parameter[parameters_[i].gradient] = parameter[parameters_[i].param] = i;
     }
     std::map<size_t, size_t> last;
+    size_t guarded = 0;  // nothing is stepped before this op
     for (size_t i = 0; i < g_.ops.size(); ++i) {
+      const std::vector<TensorId>& written = g_.ops[i].outputs;
+      if (guard_.valid() && !written.empty() && written[0] == guard_) guarded = i;
       for (const auto* list : {&g_.ops[i].inputs, &g_.ops[i].outputs, &g_.ops[i].updates}) {
         for (const TensorId t : *list) {
           const auto found = parameter.find(t);
@@ -63,7 +66,7 @@ class OptimizerBuilder {
       }
     }
     final_at_.resize(g_.ops.size());
-    for (const auto& [p, i] : last) final_at_[i].push_back(p);
+    for (const auto& [p, i] : last) final_at_[std::max(i, guarded)].push_back(p);
   }
 
   Op kernel(const char* name, const std::string& op_name) {
