@@ -200,10 +200,10 @@ TEST(TraceFile, RefusesWhatIsNoTraceOfOurs) {
   const Program p = *parse_program(test::kStepProgram);
   const std::string good = to_chrome_json(p, some_trace(p));
   const std::vector<std::pair<std::string, std::string>> bads = {
-      {"", "no JSON"},
+      {"", "not valid JSON"},
       {"{}", "a trace of another program"},
       {"[{\"ph\":\"X\"}]", "a trace of another program"},
-      {good.substr(0, good.size() / 2), "no JSON"},
+      {good.substr(0, good.size() / 2), "not valid JSON"},
       {replaced(good, "\"headrace_trace\":1", "\"headrace_trace\":2"), "version 2"},
       {replaced(good, "cyclic 0", "cyclic yes"), "the trace's program: line 1"},
       {replaced(good, "steps 9 14", "steps 9 10"), "the trace's program: step 13"},
@@ -212,7 +212,7 @@ TEST(TraceFile, RefusesWhatIsNoTraceOfOurs) {
       {replaced(good, "{\"step\":5,", "{\"stop\":5,"), "no event of step 5"},
       {replaced(good, "\"dur\":1.001", "\"dur\":-1.001"), "step 0 has impossible times"},
       {replaced(good, "\"ts\":0.000", "\"ts\":1e300"), "step 0 has impossible times"},
-      {replaced(good, "\"dur\":1.001", "\"dur\":1e999"), "no JSON"},
+      {replaced(good, "\"dur\":1.001", "\"dur\":1e999"), "not valid JSON"},
   };
   for (const auto& [text, message] : bads) {
     const Result<TraceFile> file = parse_chrome_json(text);
