@@ -103,7 +103,7 @@ Status check_options(const PlanOptions& o, FileKind kind, const CLI::App& verb) 
   };
   const std::vector<const char*> foreign =
       model ? std::vector<const char*>{"--goal", "--no-recompute", "--keep-order", "--tier",
-                                       "--explain", "--all"}
+                                       "--codec", "--explain", "--all"}
             : std::vector<const char*>{"--context", "--threads", "--chunk", "--prompt-tokens",
                                        "--tokens"};
   for (const char* option : foreign) HR_TRY(refuse(option));

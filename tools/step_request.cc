@@ -69,6 +69,50 @@ Status add_tier(const std::string& text, Machine* machine) {
   return {};
 }
 
+PlacementRule& rule_of(TensorId tensor, Workload* w) {
+  const auto same = std::find_if(w->rules.begin(), w->rules.end(),
+                                 [&](const PlacementRule& r) { return r.tensor == tensor; });
+  if (same != w->rules.end()) return *same;
+  w->rules.emplace_back().tensor = tensor;
+  return w->rules.back();
+}
+
+// "--codec CODEC=WHAT": for one tensor by name, or for all of a class that the codec can encode.
+Status allow_codec(const std::string& text, Workload* w) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals + 1 == text.size())
+    return error(Code::kUsage, "--codec %s: write CODEC=CLASS or CODEC=TENSOR", text.c_str());
+  const auto codec = codec_from_name(text.substr(0, equals));
+  if (!codec.ok()) return codec.status().within("--codec");
+  const std::string what = text.substr(equals + 1);
+  bool is_class = false;
+  int64_t allowed = 0;
+  for (int c = 0; c < kDataClassCount; ++c)
+    is_class = is_class || what == name_of(static_cast<DataClass>(c));
+  if (is_class && *codec == Codec::kMask) {
+    return error(Code::kUsage, "--codec %s: a mask keeps nothing but signs; allow it tensor by "
+                 "tensor, where nothing else is read", text.c_str());
+  }
+  for (size_t t = 0; t < w->graph.tensors.size(); ++t) {
+    const Tensor& tensor = w->graph.tensors[t];
+    if (is_class ? what != name_of(shown_class(tensor)) : what != tensor.name) continue;
+    const bool made = tensor.role == Role::kActivation || tensor.role == Role::kState ||
+                      tensor.role == Role::kOutput;
+    if (!made || *codec == Codec::kNone || encoded_bytes(*codec, tensor) == 0) {
+      if (is_class) continue;
+      return error(Code::kUsage, "--codec %s: that tensor is %s, and lies %s; codecs are for f32 that "
+                   "the step computes or keeps", text.c_str(), name_of(tensor.dtype),
+                   made ? "in memory" : "in a file or in the graph");
+    }
+    std::vector<Codec>& codecs = rule_of(TensorId(static_cast<int64_t>(t)), w).codecs;
+    if (std::count(codecs.begin(), codecs.end(), *codec) == 0) codecs.push_back(*codec);
+    ++allowed;
+  }
+  if (allowed > 0) return {};
+  return error(Code::kUsage, "--codec %s: no tensor and no class of f32 tensors of this step is "
+               "called '%s'", text.c_str(), what.c_str());
+}
+
 Status read_goal(const std::string& text, Goal* goal) {
   for (Goal g : {Goal::kFit, Goal::kLatency, Goal::kThroughput}) {
     if (text != name_of(g)) continue;
@@ -117,6 +161,9 @@ void add_step_options(CLI::App& verb, StepOptions* o) {
   verb.add_flag("--keep-order", o->keep_order, "Steps alone: ops run in the order of the file");
   verb.add_option("--tier", o->tiers,
                   "Steps alone: NAME=PATH[:BYTES] adds a tier in a folder (not tmpfs)");
+  verb.add_option("--codec", o->codecs,
+                  "Steps alone: CODEC=CLASS or CODEC=TENSOR allows bf16, int8_block or mask for what "
+                  "is idle (bf16=activation)");
 }
 
 Result<Machine> machine_for_step(const std::string& machine) {
@@ -136,6 +183,7 @@ Status read_step_setup(const std::string& path, FileKind kind, const std::string
   HR_TRY(read_memory(memory, setup->machine, setup));
   HR_ASSIGN(Workload workload, read_workload(path, kind, text));
   fill_unstated_workspaces(setup->machine, &workload.graph);
+  for (const std::string& codec : o.codecs) HR_TRY(allow_codec(codec, &workload));
   setup->name = workload.graph.name.empty() ? std::filesystem::path(path).filename().string()
                                             : workload.graph.name;
   setup->workload = std::make_shared<const Workload>(std::move(workload));

@@ -16,7 +16,8 @@ struct StepOptions {
   std::string goal = "latency";
   bool no_recompute = false;
   bool keep_order = false;
-  std::vector<std::string> tiers;  // NAME=PATH[:BYTES]
+  std::vector<std::string> tiers;   // NAME=PATH[:BYTES]
+  std::vector<std::string> codecs;  // CODEC=CLASS or CODEC=TENSOR
 };
 void add_step_options(CLI::App& verb, StepOptions* options);
 
