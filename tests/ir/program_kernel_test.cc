@@ -306,7 +306,7 @@ TEST(VerifyStep, RefusesStaleVersions) {
   EXPECT_THAT(verify(p).message(), HasSubstr("step 4 (load 'm'): 'm' is stale: version 0, not 1"));
 }
 
-// The first cycle finds the copy that was there at entry; the second would find the one before that.
+// The first cycle finds the copy that was there at entry; the second would find the one before.
 TEST(VerifyStep, RefusesACopyThatIsStaleFromTheSecondCycleOn) {
   Program p = parsed(test::kStateProgram);
   std::rotate(p.instrs.begin(), p.instrs.begin() + 4, p.instrs.end());  // detach first
