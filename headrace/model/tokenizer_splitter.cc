@@ -3,6 +3,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
+
 #include "headrace/model/unicode.h"
 
 namespace headrace {
@@ -286,6 +288,34 @@ bool pre_takes_whole_words(std::string_view pre) {
 
 bool pre_normalizes_nfc(std::string_view pre) {
   return in_list(pre, "qwen2 qwen35 deepseek-r1-qwen gpt-neox ");
+}
+
+std::vector<std::string> patterns_of_pre(std::string_view pre) {
+  for (const Named& row : all_named()) {
+    if (!in_list(pre, row.names)) continue;
+    return {row.patterns.begin(), row.patterns.end()};
+  }
+  return {};
+}
+
+std::string pre_of_patterns(const std::vector<std::string>& patterns, bool whole_words,
+                            bool nfc) {
+  for (const Named& row : all_named()) {
+    if (!std::equal(patterns.begin(), patterns.end(), row.patterns.begin(),
+                    row.patterns.end())) {
+      continue;
+    }
+    const std::string_view names = row.names;
+    for (size_t begin = 0; begin < names.size();) {
+      const size_t end = names.find(' ', begin);
+      const std::string name(names.substr(begin, end - begin));
+      if (pre_takes_whole_words(name) == whole_words && pre_normalizes_nfc(name) == nfc) {
+        return name;
+      }
+      begin = end + 1;
+    }
+  }
+  return "";
 }
 
 }  // namespace headrace

@@ -50,5 +50,11 @@ class Splitter {
 bool pre_takes_whole_words(std::string_view pre);
 // True when the tokenizer of that name normalises its text to NFC.
 bool pre_normalizes_nfc(std::string_view pre);
+// The expressions of a name, in the syntax of tokenizer.json; empty when it is unknown.
+std::vector<std::string> patterns_of_pre(std::string_view pre);
+// The first name with these expressions for which both functions above say the same; empty
+// when there is none.
+std::string pre_of_patterns(const std::vector<std::string>& patterns, bool whole_words,
+                            bool nfc);
 
 }  // namespace headrace
