@@ -4,9 +4,9 @@
 //               [--only hr.attention,...]
 //
 // Each line is the median (and the best) of `repeat` runs of one op at the shape of a LLaMA of d512
-// L8 H8 ffn1408, batch 8 x 512: attention in GFLOP/s of the causal half, AdamW in GB/s beside a plain
-// loop of four reads and three writes over as much memory, others in GB/s of their operands. CPU time
-// for one thread. Run on an idle machine.
+// L8 H8 ffn1408, batch 8 x 512: attention in GFLOP/s of the causal half, AdamW in GB/s beside a
+// plain loop of four reads and three writes over as much memory, others in GB/s of their operands.
+// CPU time for one thread. Run on an idle machine.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -509,7 +509,7 @@ Status OpVerifier::parameter(const Tensor& param, const Tensor* copy) {
   HR_TRY(shape(param, in(0).rows, in(0).cols));
   if (copy == nullptr) return {};
   HR_TRY(need(param.dtype == DType::kF32, param, "has a copy and is not f32"));
-  HR_TRY(need(is_float(*copy), *copy, "is neither f32 nor bf16"));
+  HR_TRY(need(copy->dtype == DType::kBF16, *copy, "is a copy and is not bf16"));
   return need(same_shape(*copy, param), *copy, "is not of the parameter's shape");
 }
 

@@ -10,7 +10,7 @@
 //            all as `updates` (it adds to what they hold): "+=" below stands for either.
 //   scalar   a run-time number of the step, see StepRows: step, seed, loss_scale, rates. When
 //            StepRows::update is false, hr.dropout copies and optimizer ops change nothing.
-//   clip     the result of hr.clip or hr.guard.
+//   clip     the result of hr.clip or hr.guard. Without it gradients are divided by loss_scale.
 //   +x       an optional input, always last, present when the op has one input more.
 //
 // All sums are taken in an order that depends on shapes alone (docs/decisions/0007-training.md).
@@ -74,7 +74,7 @@
 //                     attrs: max_norm
 //   hr.adamw          in: gradient f32, +clip [1, 2]. updates: param, m f32, v f32 (, copy c). param is
 //                     f32, or bf16 rounded stochastically (seed, stream); copy is param rounded to
-//                     nearest. Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101):
+//                     bf16. Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101):
 //                     p -= rate * (m' / (1 - beta1^step) / (sqrt(v' / (1 - beta2^step)) + eps)
 //                     + weight_decay * p). attrs: beta1, beta2, eps, weight_decay, group, stream
 //   hr.sgd            in: gradient f32, +clip. updates: param (, momentum f32 when attr momentum > 0)

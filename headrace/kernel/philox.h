@@ -2,9 +2,10 @@
 // Random Numbers: As Easy as 1, 2, 3", SC 2011). Block `counter` under `key` is four independent
 // words; no state, so any number can be drawn again, alone and in any order.
 //
-// Training uses blocks as follows (train_rows_inl.h has the same over Lanes): the 64 values from 64 b on of a
-// row take the blocks of counters {16 b + l, row, stream, purpose}, l < 16: word w of it belongs to
-// value 64 b + 16 w + l. So 16 adjacent values are one word of 16 blocks, and vectors need no shuffle.
+// Training uses blocks as follows (train_rows_inl.h has the same over Lanes): the 64 values from
+// 64 b on of a row take the blocks of counters {16 b + l, row, stream, purpose}, l < 16: word w of
+// one belongs to value 64 b + 16 w + l. So 16 adjacent values are one word of 16 blocks, and vectors
+// need no shuffle.
 #pragma once
 
 #include <array>

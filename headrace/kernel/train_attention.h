@@ -2,9 +2,9 @@
 // without ever holding a row of scores (Milakov and Gimelshein, arXiv 1805.02867; Dao,
 // "FlashAttention-2", arXiv 2307.08691). One table of functions an instruction set.
 //
-// Vocabulary: a block is kTrainBlock positions of a sequence, from a multiple of it on; the last may
-// be shorter. Scores of a pair of blocks are held transposed, [keys][queries], so that the softmax of
-// 16 queries is 16 lanes and needs no sum across lanes.
+// Vocabulary: a block is kTrainBlock positions of a sequence, from a multiple of it on; the last
+// may be shorter. Scores of a pair of blocks are held transposed, [keys][queries], so that the
+// softmax of 16 queries is 16 lanes and needs no sum across lanes.
 //
 // The order of sums, which depends on shapes alone (docs/decisions/0007-training.md):
 //   product of two blocks   each element one chain of fused multiply-adds, ascending
@@ -50,8 +50,8 @@ struct TrainAttentionSequence {
   std::byte* dqkv = nullptr;        // [sequence, qkv_cols]; backward writes it
 };
 
-// Scratch bytes of a worker, kLine-aligned. Forward: about five blocks. Backward: nine, and dk and dv of
-// one kv head and a whole sequence in f32.
+// Scratch bytes of a worker, kLine-aligned. Forward: about five blocks. Backward: nine, and dk and
+// dv of one kv head and a whole sequence in f32.
 Bytes train_attention_forward_bytes(const TrainAttentionShape& shape);
 Bytes train_attention_backward_bytes(const TrainAttentionShape& shape);
 

@@ -2,8 +2,8 @@
 // and *_avx512.cc, each after its lanes_*.h.
 //
 // Everything is a product of blocks in f32: a tile of kQueries rows by kValueLanes x 16 columns in
-// registers, one factor broadcast, the other read as lanes. Blocks are copied out of the rows of qkv
-// first: rows are so far apart that the 64 of a block share a few sets of the L1 cache.
+// registers, one factor broadcast, the other read as lanes. Blocks are copied out of the rows of
+// qkv first: rows are so far apart that the 64 of a block share a few sets of the L1 cache.
 #pragma once
 
 #include "headrace/kernel/lanes_math.h"
@@ -190,8 +190,8 @@ struct Layout {
 
 // ---- forward
 
-// Scores become weights; the running maximum and sum follow, and factor is what the accumulator is to
-// be multiplied by. A sum has four chains: keys j mod 4.
+// Scores become weights; the running maximum and sum follow, and factor is what the accumulator is
+// to be multiplied by. A sum has four chains: keys j mod 4.
 void online_softmax(const Pair& pair, float* p, float* max_of, float* sum_of, float* factor_of) {
   const Lanes scale = Lanes::splat(pair.s.scale), none = Lanes::splat(kNothing);
   for (int64_t g = 0; g < pair.groups(); ++g) {

@@ -16,7 +16,7 @@ struct Param {
   int64_t count;
   bool bf16;
   float factor;  // 0: this step changes nothing
-  double rate;
+  double rate = 0;
   Draw draw;
 
   explicit Param(const OpContext& ctx) {
@@ -29,8 +29,11 @@ struct Param {
     const std::byte* clip = last_input(ctx, 1);
     factor = clip != nullptr ? f32_row(clip, 0, 2)[0]
                              : static_cast<float>(1 / ctx.rows.loss_scale);
-    rate = ctx.rows.rates[static_cast<size_t>(ctx.op.iattr(Attr::kGroup))];
     if (!ctx.rows.update) factor = 0;
+    if (factor == 0) return;
+    const auto group = static_cast<size_t>(ctx.op.iattr(Attr::kGroup));
+    HR_CHECK(group < ctx.rows.rates.size(), "every parameter group has a rate");
+    rate = ctx.rows.rates[group];
     draw = {ctx.rows.seed, static_cast<uint32_t>(ctx.op.iattr(Attr::kStream)), 0};
   }
 };

@@ -4,8 +4,8 @@
 // Promises
 //   1. All tables give the same bits: train_rows_inl.h is compiled for each of them.
 //   2. Rows may have any address and may be the same address for a result and for an input.
-// Rows of type c (f32 or bf16) are given as bytes; arithmetic is f32, bf16 results are rounded once,
-// to nearest even. No function allocates or keeps a pointer.
+// Rows of type c (f32 or bf16) are given as bytes; arithmetic is f32, bf16 results are rounded
+// once, to nearest even. No function allocates or keeps a pointer.
 #pragma once
 
 #include <cstddef>

@@ -44,8 +44,8 @@ void norm(NormKind kind, const std::byte* x, const std::byte* weight, const std:
   });
 }
 
-// With g = dy weight, xhat the normalised x: dx = scale (g - mean(g) - xhat mean(g xhat)), where RMS
-// norm has no mean(g).
+// With g = dy weight, xhat the normalised x: dx = scale (g - mean(g) - xhat mean(g xhat)), where
+// RMS norm has no mean(g).
 template <typename C>
 void norm_dx(NormKind kind, const std::byte* dy, const std::byte* x, const std::byte* weight,
              const float* stat, const std::byte* add, std::byte* dx) {

@@ -89,5 +89,13 @@ TEST(TrainDropout, AnotherSeedOrStreamDropsOthers) {
   EXPECT_NE(first, t.h.bits(t.y));
 }
 
+TEST(TrainDropout, AnEvaluationDropsNothing) {
+  Dropped t(DType::kF32, 40, 100, 0.5);
+  StepRows step = train_rows_of(43);
+  step.update = false;
+  t.h.run_everywhere(step);
+  EXPECT_EQ(t.h.bits(t.y), t.h.bits(t.x));
+}
+
 }  // namespace
 }  // namespace headrace::test

@@ -16,7 +16,9 @@ StepRows tokens() {
   }
   return step;
 }
-size_t token(int64_t row) { return static_cast<size_t>(tokens().tokens[static_cast<size_t>(row + 2)]); }
+size_t token(int64_t row) {
+  return static_cast<size_t>(tokens().tokens[static_cast<size_t>(row + 2)]);
+}
 
 TEST(TrainEmbed, TakesTheRowOfTheTokenAndThatOfThePosition) {
   for (DType type : kTrainTypes) {
@@ -74,7 +76,8 @@ TEST(TrainEmbed, GradientsAreSumsOverTheTokensOfARow) {
     for (int64_t n : {3, 40}) {
       for (bool update : {false, true}) {
         EmbedGrad t(type, kRows, n, true, update);
-        std::vector<double> table(static_cast<size_t>(kVocabulary * n)), position(12 * table.size() / 20);
+        std::vector<double> table(static_cast<size_t>(kVocabulary * n));
+        std::vector<double> position(static_cast<size_t>(12 * n));
         if (update) {
           table.clear();
           for (size_t i = 0; i < 4; ++i) t.h.normal(t.targets[i], static_cast<uint32_t>(i));
@@ -128,6 +131,21 @@ TEST(TrainEmbed, MicroBatchesThatUpdateGiveTheBitsOfOneBatch) {
       }
     }
   }
+}
+
+TEST(TrainEmbed, ThePositionTableMayBeAlone) {
+  TrainHarness h("hr.embed_grad");
+  const size_t dx = h.input(DType::kF32, kRows, 40);
+  const size_t position = h.output(DType::kF32, 12, 40);
+  h.set(Attr::kPositions, 1);
+  h.set(Attr::kRowBegin, 2);
+  h.set(Attr::kSequence, kSequence);
+  h.normal(dx, 1);
+  h.run_everywhere(tokens());
+  const auto g = h.values(dx);
+  std::vector<double> want(12 * 40);
+  for (size_t i = 0; i < g.size(); ++i) want[i / 40 % kSequence * 40 + i % 40] += g[i];
+  h.expect_near(position, want, 1e-6);
 }
 
 TEST(TrainEmbedDeathTest, ATokenBeyondTheTableIsRefused) {

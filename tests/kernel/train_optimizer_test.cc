@@ -147,5 +147,26 @@ TEST(TrainOptimizer, NothingChangesWhenTheFactorIsZero) {
   }
 }
 
+TEST(TrainOptimizer, AnEvaluationChangesNothingAndNeedsNoRates) {
+  for (const char* kernel : {"hr.adamw", "hr.sgd"}) {
+    Optimizer t(kernel, DType::kF32, kernel[3] == 'a' ? 2 : 1, true, false);
+    t.h.set(Attr::kMomentum, 0.9);
+    t.step.update = false;
+    t.step.rates.clear();
+    t.keep_state();
+    t.h.run(t.step, 2);
+    t.expect_state_kept();
+  }
+}
+
+TEST(TrainOptimizer, WithoutAFactorGradientsAreDividedByTheLossScale) {
+  Optimizer t("hr.sgd", DType::kF32, 0, false, false);
+  Optimizer clipped("hr.sgd", DType::kF32, 0, false, true);
+  t.step.loss_scale = 4;  // the factor of the other is 0.25
+  t.h.run(t.step);
+  clipped.h.run(clipped.step);
+  EXPECT_EQ(t.h.bits(t.param), clipped.h.bits(clipped.param));
+}
+
 }  // namespace
 }  // namespace headrace::test

@@ -78,5 +78,18 @@ TEST(TrainReduce, ANormThatIsNotFiniteGivesAFactorOfZero) {
   }
 }
 
+TEST(TrainReduce, TheGuardOpensForAFiniteLossOnly) {
+  for (float loss : {3.0f, std::numeric_limits<float>::quiet_NaN(),
+                     std::numeric_limits<float>::infinity()}) {
+    TrainHarness h("hr.guard");
+    h.put(h.input(DType::kF32, 1, 1), {loss});
+    const size_t out = h.output(DType::kF32, 1, 2);
+    StepRows step = train_rows_of(1);
+    step.loss_scale = 8;
+    h.run_everywhere(step);
+    EXPECT_EQ(h.values(out), (std::vector<double>{std::isfinite(loss) ? 0.125 : 0, 0}));
+  }
+}
+
 }  // namespace
 }  // namespace headrace::test
