@@ -36,8 +36,20 @@ struct Draft {
 // mistake of the policy that made it.
 Result<Draft> walk_schedule(const Problem& problem, const Schedule& schedule);
 
+// Where a value lies from when it comes onto the device until no part of it is left there; its last
+// use says which of those times is meant. `value` -1: the workspace of the op of a position.
+struct Extent {
+  int32_t value = -1;
+  int32_t op_position = -1;    // of workspace: the position of its op
+  int32_t last_position = -1;  // of its last use; -1: it is only there at entry
+  bool among_reruns = false;   // the last use is by ops that run again before that position
+  Bytes offset = 0;
+};
+
 struct EmitOptions {
   int64_t search_nodes = 0;  // of the allocator
+  // Given: the device's extents, those of one value in order. Null: the allocator finds them.
+  const std::vector<Extent>* extents = nullptr;
 };
 
 struct Emitted {

@@ -66,6 +66,58 @@ int32_t position_of(const Draft& d, int32_t step) {
   return std::min(position, static_cast<int32_t>(ran.size()) - 1);
 }
 
+// Steps of a draft: of the op at each position, and of the last op that runs again before it.
+struct Steps {
+  std::vector<int32_t> op, again;
+};
+
+Steps steps_of(const Problem& p, const Draft& d) {
+  std::vector<bool> ran(p.order.size(), false);
+  Steps steps;
+  steps.op.resize(p.order.size() + 1, -1);
+  steps.again.resize(p.order.size() + 1, -1);
+  size_t position = 0;
+  for (size_t s = 0; s < d.program.instrs.size(); ++s) {
+    const Instr& i = d.program.instrs[s];
+    if (i.kind != InstrKind::kCompute) continue;
+    (ran[i.op.index()] ? steps.again[position] : steps.op[position++]) = static_cast<int32_t>(s);
+    ran[i.op.index()] = true;
+  }
+  return steps;
+}
+
+// Offsets that were decided before.
+void place_given(const Problem& p, const std::vector<Extent>& extents, Draft& d) {
+  const Steps steps = steps_of(p, d);
+  std::vector<std::vector<const Extent*>> of_value(p.values.size());
+  std::vector<std::vector<const Extent*>> of_op(p.graph->ops.size());
+  for (const Extent& e : extents) {
+    const auto position = static_cast<size_t>(e.op_position);
+    (e.value < 0 ? of_op[p.order[position].index()] : of_value[static_cast<size_t>(e.value)])
+        .push_back(&e);
+  }
+  for (Residency& r : d.program.residencies) {
+    if (r.tier != kDevice) continue;
+    const auto& list = r.tensor.valid()
+                           ? of_value[static_cast<size_t>(p.value_of[r.tensor.index()])]
+                           : of_op[r.op.index()];
+    const Extent* found = nullptr;
+    for (const Extent* e : list) {
+      const auto last = static_cast<size_t>(std::max(e->last_position, 0));
+      const int32_t step = e->last_position < 0 ? kEntry.value
+                           : e->among_reruns   ? steps.again[last]
+                                               : steps.op[last];
+      if (step < r.begin.value) continue;
+      found = e;
+      break;
+    }
+    HR_CHECK(found != nullptr || !list.empty(), "every residency has an extent");
+    if (found == nullptr) found = list.back();
+    r.offset = found->offset + r.range.begin;
+    d.program.arena_bytes = std::max(d.program.arena_bytes, r.offset + r.bytes);
+  }
+}
+
 }  // namespace
 
 Status assign_extents(const Problem& p, const EmitOptions& options, Draft& d, Emitted& result) {
@@ -74,6 +126,10 @@ Status assign_extents(const Problem& p, const EmitOptions& options, Draft& d, Em
   Bytes worst = 0;
   for (size_t tier = 0; tier < d.program.tiers.size(); ++tier) {
     const TierId id(static_cast<int64_t>(tier));
+    if (id == kDevice && options.extents != nullptr) {
+      place_given(p, *options.extents, d);
+      continue;
+    }
     const TierProblem t = problem_of(p, d, id, sharing);
     if (t.problem.buffers.empty()) continue;
     // A capacity of 0 on another tier says that nobody stated one.

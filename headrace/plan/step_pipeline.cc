@@ -3,8 +3,11 @@
 
 #include <algorithm>
 
+#include "headrace/plan/address_search.h"
 #include "headrace/plan/emit_step.h"
+#include "headrace/plan/improve.h"
 #include "headrace/plan/placement.h"
+#include "headrace/plan/placement_build.h"
 #include "headrace/sim/simulate.h"
 
 namespace headrace::plan {
@@ -12,6 +15,8 @@ namespace {
 
 constexpr int32_t kTiny = 128;      // positions: rounds cost little and extents matter much
 constexpr int kLocalRounds = 8;
+constexpr double kAddressPrice = 0.5;     // of transfers, in the plan that the search starts from
+constexpr int64_t kAddressTries = 1500;   // schedules: 30 to 100 us each
 constexpr int kMostRounds = 4;
 constexpr int kMostRoundsShort = 8;  // a step of few large tensors may need more room than four give
 constexpr int kHalvings = 3;         // of what lies between a reduction that did and one that did not
@@ -215,17 +220,55 @@ Status plan_in_rounds(const Problem& problem, const std::string& name, PlaceOpti
   return {};
 }
 
-}  // namespace
+// The starts of the search in addresses: nothing moved, and what placement does with bytes alone.
+Result<std::vector<State>> address_starts(const Problem& p, const PlaceOptions& options) {
+  std::vector<State> starts;
+  HR_ASSIGN(State empty, ruled_state(p, options));
+  State built = empty;
+  if (options.improve && build(built, {.price = kAddressPrice}).position < 0) {
+    starts.push_back(improve(std::move(built), 1).state);
+  }
+  starts.push_back(std::move(empty));
+  return starts;
+}
 
-namespace {
+// Ways and extents together, for short steps.
+Status plan_by_addresses(const Problem& p, const std::string& name, const PlaceOptions& options,
+                         Portfolio& portfolio) {
+  if (!can_plan_in_addresses(p)) return {};
+  if (portfolio.found() && portfolio.best().trace.total_ns <= compute_ns(p)) return {};
+  HR_ASSIGN(const std::vector<State> starts, address_starts(p, options));
+  for (const State& start : starts) {
+    AddressPlan plan = search_addresses(start, options.improve ? kAddressTries : 0);
+    portfolio.count("placement", plan.work);
+    if (!plan.found) continue;
+    EmitOptions emit;
+    emit.extents = &plan.extents;
+    Result<Emitted> emitted = emit_step(p, plan.schedule, emit);
+    if (!emitted.ok()) {
+      portfolio.refuse(name);
+      continue;
+    }
+    Candidate c;
+    c.policy = name;
+    c.program = std::move(emitted).value().program;
+    c.trace = simulate(c.program);
+    portfolio.count("simulate", static_cast<int64_t>(c.program.instrs.size()));
+    portfolio.offer(std::move(c));
+  }
+  return {};
+}
 
 Status offer_placements(const Problem& problem, const std::string& name, Portfolio& portfolio) {
   PlaceOptions options;
   options.recompute = problem.request->recompute;
   options.improve = problem.request->goal != Goal::kFit;
   HR_TRY(plan_in_rounds(problem, name, options, portfolio));
+  if (options.improve || !portfolio.found()) {
+    HR_TRY(plan_by_addresses(problem, name, options, portfolio));
+  }
   // Few large tensors: whole ones can be packed by exact search, parts beside each other cannot.
-  if (!options.improve || problem.size() > kTiny) return {};
+  if (!options.improve || problem.size() > kTiny || can_plan_in_addresses(problem)) return {};
   options.parts = false;
   return plan_in_rounds(problem, name, options, portfolio);
 }

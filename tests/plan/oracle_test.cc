@@ -15,8 +15,8 @@ using testing::OracleStep;
 
 // What is reached, with a margin: a change that makes plans worse must show. See bench/results for the
 // figures. The optimum knows of no offsets: a static arena of few large tensors costs something.
-constexpr double kMeanGap = 0.08;
-constexpr double kMaxGap = 1.2;
+constexpr double kMeanGap = 0.03;
+constexpr double kMaxGap = 0.35;
 constexpr double kNoiseCost = 0.05;
 constexpr double kRise = 2.5;
 
@@ -58,13 +58,20 @@ void print_distribution(const char* what, const std::vector<Gap>& sorted, double
 void compare(bool fixed, const char* what) {
   std::vector<Gap> gaps;
   double sum = 0;
+  int better = 0;
   for (const OracleStep& s : steps()) {
     if (s.fixed != fixed) continue;
     const Machine machine = testing::two_tiers(s.link);
     const auto plan = plan_of(testing::request_of(s, machine));
     ASSERT_NE(plan, nullptr) << s.name << " fits, but no plan was found";
     const double makespan = seconds(plan->predicted.total_ns);
-    EXPECT_GE(makespan, s.bound_s * (1 - 1e-6)) << s.name << " is better than the optimum";
+    // With ops that run again the model leaves something out (tests/oracle/fixed_order.py): it holds all
+    // that op k touches while ops run again before it, where a Program may load a part of it in between.
+    better += makespan < s.bound_s * (1 - 1e-6);
+    if (!s.fixed) {
+      EXPECT_GE(makespan, s.bound_s * (1 - 1e-6)) << s.name << " is better than the optimum";
+    }
+    EXPECT_GE(plan->predicted.total_ns, plan->bound.total_ns) << s.name;
     // Of a free order the planner's bound is that of the order it chose.
     if (s.fixed) {
       EXPECT_LE(seconds(plan->bound.total_ns), s.optimum_s * (1 + 1e-6))
@@ -75,13 +82,15 @@ void compare(bool fixed, const char* what) {
       EXPECT_LE(plan->predicted.total_ns, c.predicted_ns) << s.name << ": " << c.policy;
     }
     if (!s.closed) continue;
-    gaps.push_back({makespan / s.optimum_s - 1, &s});
+    gaps.push_back({std::max(0.0, makespan / s.optimum_s - 1), &s});
     sum += gaps.back().gap;
   }
   ASSERT_FALSE(gaps.empty());
   std::sort(gaps.begin(), gaps.end(), [](const Gap& a, const Gap& b) { return a.gap < b.gap; });
   const double mean = sum / static_cast<double>(gaps.size());
   print_distribution(what, gaps, mean);
+  if (better > 0) std::printf("%d are better than the model's optimum\n", better);
+  EXPECT_LE(better, 10);
   EXPECT_LE(mean, kMeanGap);
   EXPECT_LE(gaps.back().gap, kMaxGap) << gaps.back().step->name;
 }
@@ -93,7 +102,7 @@ TEST(Oracle, MostOfTheStoredOptimaAreProven) {
   EXPECT_GE(closed, 150);
 }
 
-TEST(Oracle, PlansInFixedOrderAreCloseToTheOptimumAndNeverBetter) { compare(true, "fixed order"); }
+TEST(Oracle, PlansInFixedOrderAreCloseToTheOptimum) { compare(true, "fixed order"); }
 
 TEST(Oracle, PlansInFreeOrderAreCloseToTheOptimumAndNeverBetter) { compare(false, "free order"); }
 
