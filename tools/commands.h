@@ -24,5 +24,6 @@ void add_whatif(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
 void add_probe(CLI::App& app, Action* action);
+void add_export(CLI::App& app, Action* action);
 
 }  // namespace headrace::cli

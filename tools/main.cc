@@ -9,7 +9,8 @@
 
 namespace {
 
-constexpr const char* kVerbs = "run, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe";
+constexpr const char* kVerbs =
+    "run, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe, export";
 
 // CLI11 would call an unknown verb an unexpected argument.
 bool unknown_verb(const CLI::App& app, int argc, char** argv) {
@@ -51,6 +52,7 @@ int main(int argc, char** argv) {
   headrace::cli::add_bench(app, &action);
   headrace::cli::add_inspect(app, &action);
   headrace::cli::add_probe(app, &action);
+  headrace::cli::add_export(app, &action);
   if (unknown_verb(app, argc, argv)) return usage;
   if (argc < 2) {
     headrace::cli::notice("a verb is missing: %s (headrace --help)", kVerbs);

@@ -323,8 +323,7 @@ Status write_checkpoint(const std::string& run, const CheckpointInfo& info, int6
   HR_TRY(remove_path(folder + "/" + kOld));
   HR_ASSIGN(const std::vector<Found> before, find_checkpoints(folder));
   const int64_t serial = before.empty() ? 0 : before.front().serial + 1;
-  const std::string target =
-      folder + text_of("/step-%08lld", static_cast<long long>(info.step));
+  const std::string target = folder + text_of("/step-%08lld", static_cast<long long>(info.step));
   Status status = make_folders(temporary);
   if (status.ok()) status = write_files({info, block, read, progress}, temporary, serial);
   if (status.ok()) status = publish(temporary, target);
@@ -369,8 +368,7 @@ Status read_checkpoint(const std::string& folder, const CheckpointInfo& info,
     const Bytes bytes = m.info.tensors[i].bytes;
     for (int64_t b = 0; b < blocks_of(bytes); ++b) {
       const Bytes begin = b * kCheckpointBlock;
-      const auto part =
-          block.first(static_cast<size_t>(std::min(kCheckpointBlock, bytes - begin)));
+      const auto part = block.first(static_cast<size_t>(std::min(kCheckpointBlock, bytes - begin)));
       HR_TRY(read_block(in, m, i, b, part));
       HR_TRY(write(i, begin, part));
       done += static_cast<Bytes>(part.size());

@@ -33,10 +33,10 @@ struct CheckpointTensor {
 };
 
 struct CheckpointInfo {
-  int64_t step = 0;               // optimizer steps done
-  int64_t next_sample = 0;        // of the dataset
+  int64_t step = 0;         // optimizer steps done
+  int64_t next_sample = 0;  // of the dataset
   double loss_scale = 1;
-  std::string config;             // JSON of the run's config
+  std::string config;  // JSON of the run's config
   std::vector<CheckpointTensor> tensors;
 };
 

@@ -81,7 +81,8 @@ class Fingerprint {
 // the tokens are the same would show here.
 constexpr std::string_view kProbe =
     "The quick brown fox's 1234567 jumps\n\n  over   it; they're \"done\"!?\tInternationalization "
-    "na\xc3\xafve \xe4\xb8\x96\xe7\x95\x8c unbelievable re-reading 3.14159 foo_bar() { return x; }\r\n";
+    "na\xc3\xafve \xe4\xb8\x96\xe7\x95\x8c unbelievable re-reading 3.14159 foo_bar() { return x; "
+    "}\r\n";
 
 Status add_tokenizer(const Tokenizer* tokenizer, Fingerprint* out) {
   if (tokenizer == nullptr) return {};
@@ -151,8 +152,8 @@ Status tokenize_file(const std::string& path, const Tokenizer* tokenizer, ShardW
   std::vector<int32_t> bytes;
   std::string piece(kPiece, '\0');
   for (Bytes begin = 0; begin < in.size(); begin += static_cast<Bytes>(piece.size())) {
-    piece.resize(static_cast<size_t>(
-        std::min<Bytes>(static_cast<Bytes>(kPiece), in.size() - begin)));
+    piece.resize(
+        static_cast<size_t>(std::min<Bytes>(static_cast<Bytes>(kPiece), in.size() - begin)));
     HR_TRY(in.read(begin, std::as_writable_bytes(std::span(piece))));
     if (const size_t nul = piece.find('\0'); nul != std::string::npos) {
       return error(Code::kBadFile, "%s: byte %lld is NUL: this is no text", path.c_str(),
@@ -330,10 +331,10 @@ Status Dataset::State::read(int64_t begin, std::span<int32_t> out) const {
   for (const Segment& s : segments) {
     while (!out.empty() && begin < s.begin + s.count) {
       const auto width = static_cast<size_t>(s.width);
-      const size_t n = std::min({out.size(), static_cast<size_t>(s.begin + s.count - begin),
-                                 buffer.size() / width});
-      HR_TRY(s.file.read(s.offset + (begin - s.begin) * s.width,
-                         std::span(buffer).first(n * width)));
+      const size_t n = std::min(
+          {out.size(), static_cast<size_t>(s.begin + s.count - begin), buffer.size() / width});
+      HR_TRY(
+          s.file.read(s.offset + (begin - s.begin) * s.width, std::span(buffer).first(n * width)));
       for (size_t i = 0; i < n; ++i) {
         uint32_t token = 0;
         std::memcpy(&token, buffer.data() + i * width, width);

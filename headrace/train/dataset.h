@@ -5,7 +5,8 @@
 //            documents joined by the end token): inputs, and targets one further on. Samples do not
 //            overlap but for that token; what is left over at the end is not used.
 //   epoch    every sample once, in an order that is a permutation by (seed, epoch): computed, not
-//            stored (a Feistel network on the index, cycle-walking: Black and Rogaway, CT-RSA 2002).
+//            stored (a Feistel network on the index, cycle-walking: Black and Rogaway, CT-RSA
+//            2002).
 //
 // Promises
 //   1. Sample number i of a run is a function of (seed, i) alone: to resume is to go on counting.

@@ -14,7 +14,8 @@ bool continues(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; 
 
 // Index of the first byte after the cut; 0: there is none yet.
 size_t TextCutter::find_cut() const {
-  for (size_t at = held_.find(cut_, kPart); at != std::string::npos; at = held_.find(cut_, at + 1)) {
+  for (size_t at = held_.find(cut_, kPart); at != std::string::npos;
+       at = held_.find(cut_, at + 1)) {
     if (at + 1 >= held_.size() || at + 1 > kMostPart) break;
     if (plain(held_[at - 1]) && plain(held_[at + 1])) return at + 1;
   }

@@ -1,11 +1,11 @@
 // TextCutter: divides a long text into parts that can be tokenized one by one.
 //
-// Where it cuts, the rules that divide text into words cut as well, in every tokenizer that we read:
-// before a line that begins with a letter, a digit or a mark, when the line before ends with one
-// (a single line end between two characters that are no space). Tokenizers that put a space before a
-// text are given parts that have lost one: the cut is a single space between two such characters, and
-// the space is left out. So the tokens are those of the whole text. Where a text has no such place for
-// kMostPart bytes, it is cut before a character.
+// Where it cuts, the rules that divide text into words cut as well, in every tokenizer that we
+// read: before a line that begins with a letter, a digit or a mark, when the line before ends with
+// one (a single line end between two characters that are no space). Tokenizers that put a space
+// before a text are given parts that have lost one: the cut is a single space between two such
+// characters, and the space is left out. So the tokens are those of the whole text. Where a text
+// has no such place for kMostPart bytes, it is cut before a character.
 #pragma once
 
 #include <optional>

@@ -63,7 +63,8 @@ class TensorWriter {
  private:
   // The file's rows are our columns: as many at a time as the window holds.
   Status turned() {
-    const int64_t most = std::max<int64_t>(1, kWindow / (t_.cols * static_cast<Bytes>(sizeof(float))));
+    const int64_t most =
+        std::max<int64_t>(1, kWindow / (t_.cols * static_cast<Bytes>(sizeof(float))));
     std::vector<float> window, row(static_cast<size_t>(t_.rows));
     for (int64_t begin = 0; begin < t_.rows; begin += most) {
       const int64_t n = std::min(most, t_.rows - begin);
@@ -86,7 +87,9 @@ class TensorWriter {
     HR_TRY(out_->append(buffer_));
     *done_ += static_cast<Bytes>(buffer_.size());
     buffer_.clear();
-    if (options_.progress) options_.progress(*done_, total_);
+    if (options_.progress && !options_.progress(*done_, total_)) {
+      return error(Code::kCancelled, "stopped on request");
+    }
     return {};
   }
 
@@ -220,9 +223,8 @@ Status TrainedWeights::plain_row(const std::string& name, int64_t row, std::span
   const Bytes bytes = row_bytes(dtype, tile->cols);
   if (t.dtype != name_of(dtype) || t.bytes != tile->row_count * bytes) {
     return error(Code::kBadFile, "%s: tensor '%s' has %lld bytes of type %s, not %lld x %lld",
-                 folder_.c_str(), t.name.c_str(), static_cast<long long>(t.bytes),
-                 t.dtype.c_str(), static_cast<long long>(tile->row_count),
-                 static_cast<long long>(tile->cols));
+                 folder_.c_str(), t.name.c_str(), static_cast<long long>(t.bytes), t.dtype.c_str(),
+                 static_cast<long long>(tile->row_count), static_cast<long long>(tile->cols));
   }
   if (f32) {
     return reader_->read(static_cast<size_t>(index), within * bytes, std::as_writable_bytes(out));
@@ -237,9 +239,9 @@ Status TrainedWeights::whole(const std::string& name, std::vector<float>* out) {
   const Parameter& p = tiles_.find(name)->second.front();
   out->resize(static_cast<size_t>(p.rows * p.cols));
   for (int64_t r = 0; r < p.rows; ++r) {
-    HR_TRY(plain_row(name, r,
-                     std::span(*out).subspan(static_cast<size_t>(r * p.cols),
-                                             static_cast<size_t>(p.cols))));
+    HR_TRY(plain_row(
+        name, r,
+        std::span(*out).subspan(static_cast<size_t>(r * p.cols), static_cast<size_t>(p.cols))));
   }
   return {};
 }

@@ -13,10 +13,15 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr Bytes kMaxText = 256 * kMiB;
-constexpr const char* kTokenizerFiles[] = {
-    "tokenizer.json",     "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json",  "vocab.json",            "merges.txt",
-    "tokenizer.model",    "chat_template.jinja",   "generation_config.json"};
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+                                           "tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "added_tokens.json",
+                                           "vocab.json",
+                                           "merges.txt",
+                                           "tokenizer.model",
+                                           "chat_template.jinja",
+                                           "generation_config.json"};
 
 std::string dumped(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

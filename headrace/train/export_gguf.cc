@@ -12,12 +12,8 @@ namespace {
 
 constexpr Bytes kAlignment = 32;
 
-uint32_t ggml_type(DType dtype) {
-  return dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 1 : 30;
-}
-int64_t file_type(DType dtype) {
-  return dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 1 : 32;
-}
+uint32_t ggml_type(DType dtype) { return dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 1 : 30; }
+int64_t file_type(DType dtype) { return dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 1 : 32; }
 
 class GgufExport {
  public:
@@ -105,9 +101,10 @@ class GgufExport {
     const bool own = !c.data.tokenizer.empty();
     const std::string path = from_gguf() && !own ? source_ : tokenizer_path(c);
     if (path.empty()) {
-      return error(Code::kUnsupported,
-                   "the run has no tokenizer, which a GGUF file must have: name one in the config's "
-                   "data.tokenizer, or export a folder");
+      return error(
+          Code::kUnsupported,
+          "the run has no tokenizer, which a GGUF file must have: name one in the config's "
+          "data.tokenizer, or export a folder");
     }
     HR_ASSIGN(const bool gguf, is_gguf(path));
     if (gguf) {

@@ -35,9 +35,9 @@ class TrainedWeights {
   // LoRA's two products of the weight that was read last.
   struct Lora {
     std::string of;
-    int64_t rank = 0;       // 0: the weight has none
-    std::vector<float> a;   // [rank, cols]
-    std::vector<float> b;   // [rows, rank]
+    int64_t rank = 0;      // 0: the weight has none
+    std::vector<float> a;  // [rank, cols]
+    std::vector<float> b;  // [rows, rank]
   };
   TrainedWeights() = default;
   Status plain_row(const std::string& name, int64_t row, std::span<float> out);
@@ -54,14 +54,14 @@ class TrainedWeights {
 
 // A tensor of the file that is written.
 struct ExportTensor {
-  std::string name;            // in the file
+  std::string name;  // in the file
   std::string parameter;
   int64_t rows = 0, cols = 0;  // as they lie in the file
   bool vector = false;         // one dimension
   bool turned = false;         // [inputs, outputs]
   bool paired = false;         // q's and k's rows for neighbours as pairs
   DType dtype = DType::kF32;
-  std::vector<float> values;   // instead of a parameter's, when not empty
+  std::vector<float> values;  // instead of a parameter's, when not empty
 
   Bytes bytes() const { return rows * row_bytes(dtype, cols); }
 };

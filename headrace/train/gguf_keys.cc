@@ -8,7 +8,19 @@ namespace headrace {
 namespace {
 
 enum Type : uint32_t {
-  kU8 = 0, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kText, kArray, kU64, kI64, kF64,
+  kU8 = 0,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kF32,
+  kBool,
+  kText,
+  kArray,
+  kU64,
+  kI64,
+  kF64,
 };
 
 constexpr Bytes kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -121,10 +133,10 @@ Status GgufKeys::tokenizer(const Vocabulary& v, const std::string& chat_template
                  "this tokenizer cannot be written as GGUF (only byte-level BPE that divides text "
                  "into words can); export a folder");
   }
-  const std::string pre = v.split_patterns.empty()
-                              ? v.pre
-                              : pre_of_patterns(v.split_patterns, v.whole_words_first,
-                                                v.normalize_nfc);
+  const std::string pre =
+      v.split_patterns.empty()
+          ? v.pre
+          : pre_of_patterns(v.split_patterns, v.whole_words_first, v.normalize_nfc);
   if (pre.empty()) {
     return error(Code::kUnsupported,
                  "GGUF has no name for the rules by which this tokenizer divides text (%s ...); "
@@ -153,8 +165,8 @@ Status GgufKeys::tokenizer(const Vocabulary& v, const std::string& chat_template
   for (const int32_t id : v.more_ends) {
     if (eot < 0 && id != v.eos) eot = id;
   }
-  const std::pair<const char*, int32_t> ids[] = {{"bos", v.bos}, {"eos", v.eos}, {"eot", eot},
-                                                 {"unknown", v.unk}, {"padding", v.pad}};
+  const std::pair<const char*, int32_t> ids[] = {
+      {"bos", v.bos}, {"eos", v.eos}, {"eot", eot}, {"unknown", v.unk}, {"padding", v.pad}};
   for (const auto& [name, id] : ids) {
     if (id >= 0) u32(std::string("tokenizer.ggml.") + name + "_token_id", id);
   }

@@ -19,7 +19,7 @@
 namespace headrace {
 namespace {
 
-constexpr Bytes kChunk = kMiB;  // read from a file at a time
+constexpr Bytes kChunk = kMiB;    // read from a file at a time
 constexpr uint32_t kPurpose = 2;  // of Philox blocks; the kernels use 0 and 1
 
 // ---- a new model's numbers --------------------------------------------------------------------

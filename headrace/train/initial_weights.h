@@ -1,15 +1,17 @@
 // InitialWeights: what parameters are before the first step, and what model they are of.
 //
-// A new model's: matrices are normal with mean 0 and deviation init_std, those whose product is added
-// to the residual stream divided by sqrt(2 layers) (Radford et al., "Language Models are Unsupervised
-// Multitask Learners", 2019, section 2.3); weights of norms are 1, biases 0. A model file's: its
-// values, whatever their type, as f32. LoRA's A is uniform within 1 / sqrt(in), its B zero (Hu et al.,
-// arXiv 2106.09685, with the bounds that PEFT uses).
+// A new model's: matrices are normal with mean 0 and deviation init_std, those whose product is
+// added to the residual stream divided by sqrt(2 layers) (Radford et al., "Language Models are
+// Unsupervised Multitask Learners", 2019, section 2.3); weights of norms are 1, biases 0. A model
+// file's: its values, whatever their type, as f32. LoRA's A is uniform within 1 / sqrt(in), its B
+// zero (Hu et al., arXiv 2106.09685, with the bounds that PEFT uses).
 //
 // Promises
-//   1. A number drawn depends on the seed, the parameter's name and the element alone (Philox4x32-10;
+//   1. A number drawn depends on the seed, the parameter's name and the element alone
+//   (Philox4x32-10;
 //      Salmon et al., SC 2011): not on order, on tiles, or on what else the model has.
-//   2. Values are in the order in which we hold them: products as [outputs, inputs], heads rotated by
+//   2. Values are in the order in which we hold them: products as [outputs, inputs], heads rotated
+//   by
 //      halves. GGUF files of llama pair neighbours, so their rows of q and k are put back; GPT-2's
 //      files hold [inputs, outputs].
 //   3. Reads parts: memory does not grow with the model.

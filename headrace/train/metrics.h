@@ -40,7 +40,7 @@ struct MetricsLine {
   bool skipped = false;
   double tokens_per_s = 0;
   double s_per_step = 0, cpu_s_per_step = 0;
-  double stall_share = 0;     // of s_per_step
+  double stall_share = 0;  // of s_per_step
   Bytes peak_rss_bytes = 0;
   Bytes loaded_bytes = 0, stored_bytes = 0;
   std::vector<MetricsTier> tiers;

@@ -81,9 +81,7 @@ double nice_step(double range) {
 struct Frame {
   double x0 = 0, x1 = 1, y0 = 0, y1 = 1;
 
-  double px(double x) const {
-    return kLeft + (x - x0) / (x1 - x0) * (kWidth - kLeft - kRight);
-  }
+  double px(double x) const { return kLeft + (x - x0) / (x1 - x0) * (kWidth - kLeft - kRight); }
   double py(double y) const {
     return kHeight - kBottom - (y - y0) / (y1 - y0) * (kHeight - kTop - kBottom);
   }
@@ -110,10 +108,11 @@ std::string axes(const Frame& f, const char* unit) {
   std::string out;
   const double dy = nice_step(f.y1 - f.y0), dx = nice_step(f.x1 - f.x0);
   for (double y = std::ceil(f.y0 / dy) * dy; y <= f.y1 + dy * 1e-9; y += dy) {
-    out += text_of("<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>"
-                   "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n",
-                   kLeft, kWidth - kRight, f.py(y), f.py(y), kLeft - 8, f.py(y) + 4,
-                   std::abs(y) < dy * 1e-9 ? 0 : y);
+    out += text_of(
+        "<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>"
+        "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n",
+        kLeft, kWidth - kRight, f.py(y), f.py(y), kLeft - 8, f.py(y) + 4,
+        std::abs(y) < dy * 1e-9 ? 0 : y);
   }
   for (double x = std::ceil(f.x0 / dx) * dx; x <= f.x1 + dx * 1e-9; x += dx) {
     out += text_of("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.6g</text>\n", f.px(x),
@@ -136,9 +135,10 @@ std::string chart(const std::vector<Series>& all, const char* unit, bool from_ze
     out += text_of("\"><title>%s</title></polyline>\n", s.name);
     if (s.points.size() > 60) continue;
     for (const Point& p : s.points) {
-      out += text_of("<circle class=\"%s dots\" r=\"2\" cx=\"%.1f\" cy=\"%.1f\"><title>%s, step "
-                     "%.0f: %.6g</title></circle>\n",
-                     s.style, f.px(p.x), f.py(p.y), s.name, p.x, p.y);
+      out += text_of(
+          "<circle class=\"%s dots\" r=\"2\" cx=\"%.1f\" cy=\"%.1f\"><title>%s, step "
+          "%.0f: %.6g</title></circle>\n",
+          s.style, f.px(p.x), f.py(p.y), s.name, p.x, p.y);
     }
   }
   return out + "</svg>\n";

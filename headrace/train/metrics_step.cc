@@ -25,8 +25,8 @@ Status Metrics::add(const TrainStepReport& step, const TrainRunFigures& run,
   line.stored_bytes = step.stored_bytes;
   const std::vector<TierCounters> counters = engine.counters();
   for (size_t t = 1; t < counters.size(); ++t) {
-    line.tiers.push_back({engine.program().tiers[t].name, counters[t].loaded_bytes,
-                          counters[t].stored_bytes});
+    line.tiers.push_back(
+        {engine.program().tiers[t].name, counters[t].loaded_bytes, counters[t].stored_bytes});
   }
   return add(line);
 }

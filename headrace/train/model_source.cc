@@ -36,8 +36,8 @@ Status refuse_features(const ModelConfig& c) {
   }
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     if (c.is_local(layer)) {
-      return not_trained(text_of("a sliding window of %lld positions",
-                                 static_cast<long long>(c.window)));
+      return not_trained(
+          text_of("a sliding window of %lld positions", static_cast<long long>(c.window)));
     }
   }
   if (rope_mscale(c.rope) != 1) return not_trained("YaRN's scale of attention");
@@ -64,7 +64,7 @@ Status read_llama(const ModelFile& file, ModelSource* out) {
 struct Gpt2Keys {
   const char *layers, *hidden, *heads, *positions, *ffn, *eps;
 };
-constexpr Gpt2Keys kHfKeys = {"n_layer",     "n_embd", "n_head",
+constexpr Gpt2Keys kHfKeys = {"n_layer",     "n_embd",  "n_head",
                               "n_positions", "n_inner", "layer_norm_epsilon"};
 constexpr Gpt2Keys kGgufKeys = {"gpt2.block_count",          "gpt2.embedding_length",
                                 "gpt2.attention.head_count", "gpt2.context_length",
@@ -146,8 +146,7 @@ bool may_be_left(const ModelSource& source, const std::string& name) {
   if (source.shape.tied_embeddings && (name == "output.weight" || name == "lm_head.weight")) {
     return true;
   }
-  return source.transposed &&
-         (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+  return source.transposed && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }
 
 bool readable(DType type) {
@@ -172,8 +171,7 @@ Result<ModelSource> open_model_source(const TrainConfig& config) {
                 [](const auto& entry) { return entry.first.starts_with("tokenizer."); });
   const ModelFile& file = *out.file;
   const bool gguf = file.format == ModelFormat::kGguf;
-  HR_ASSIGN(const std::string type,
-            file.need_string(gguf ? "general.architecture" : "model_type"));
+  HR_ASSIGN(const std::string type, file.need_string(gguf ? "general.architecture" : "model_type"));
   const Status status = type == "gpt2" ? read_gpt2(file, &out) : read_llama(file, &out);
   if (!status.ok()) return status.within(path);
   if (config.sequence > out.shape.positions) {

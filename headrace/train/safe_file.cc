@@ -30,8 +30,8 @@ Status refused(const std::string& path, const char* what, int reason) {
 }
 
 Status refused_at(const std::string& path, const char* what, Bytes offset, int reason) {
-  return error(Code::kIo, "%s: %s at %lld: %s", path.c_str(), what,
-               static_cast<long long>(offset), std::strerror(reason));
+  return error(Code::kIo, "%s: %s at %lld: %s", path.c_str(), what, static_cast<long long>(offset),
+               std::strerror(reason));
 }
 
 int open_again(const char* path, int flags) {
@@ -154,9 +154,9 @@ Status OutFile::put(Bytes offset, std::span<const std::byte> bytes) {
 void OutFile::push_out() {
   if (written_ - pushed_ < kPushed) return;
   if (pushed_ > settled_) {
-    (void)::sync_file_range(descriptor_, settled_, pushed_ - settled_,
-                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-                                SYNC_FILE_RANGE_WAIT_AFTER);
+    (void)::sync_file_range(
+        descriptor_, settled_, pushed_ - settled_,
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
     (void)::posix_fadvise(descriptor_, settled_, pushed_ - settled_, POSIX_FADV_DONTNEED);
     settled_ = pushed_;
   }
@@ -294,8 +294,7 @@ Result<FileLock> FileLock::take(const std::string& path, bool wait) {
   return refused(path, "lock", reason);
 }
 
-FileLock::FileLock(FileLock&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)) {}
+FileLock::FileLock(FileLock&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 FileLock::~FileLock() {
   if (descriptor_ >= 0) ::close(descriptor_);

@@ -93,8 +93,8 @@ class OutFile {
   std::string path_;
   int descriptor_ = -1;
   Bytes written_ = 0;
-  Bytes pushed_ = 0;  // bytes whose way to the disk has been started
-  Bytes settled_ = 0; // bytes that are there
+  Bytes pushed_ = 0;   // bytes whose way to the disk has been started
+  Bytes settled_ = 0;  // bytes that are there
 };
 
 class AtomicFile {

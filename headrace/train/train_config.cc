@@ -23,9 +23,9 @@ constexpr std::array<const char*, 2> kOptimizers = {"adamw", "sgd"};
 constexpr std::array<const char*, 3> kSchedules = {"constant", "linear", "cosine"};
 constexpr std::array<const char*, 2> kOnNan = {"stop", "skip"};
 // Products that may have an adapter, of every family.
-constexpr std::array<const char*, 10> kTargets = {
-    "q_proj", "k_proj", "v_proj",      "o_proj",     "gate_proj",
-    "up_proj", "down_proj", "c_attn", "c_proj", "c_fc"};
+constexpr std::array<const char*, 10> kTargets = {"q_proj",    "k_proj",  "v_proj",    "o_proj",
+                                                  "gate_proj", "up_proj", "down_proj", "c_attn",
+                                                  "c_proj",    "c_fc"};
 
 constexpr Bytes kMaxConfig = 4 * kMiB;
 // Far beyond real models, and small enough that no product of three overflows.
@@ -95,16 +95,16 @@ Status read_model_from(const JsonFields& f) {
 
 Status read_model(const Parsed& object, TrainModelConfig* m) {
   const JsonFields f(object, "'model'");
-  HR_TRY(f.only({"from", "family", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn",
-                 "vocab", "positions", "tied_embeddings", "norm_eps", "rope_base", "init_std",
-                 "dropout"}));
+  HR_TRY(
+      f.only({"from", "family", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab",
+              "positions", "tied_embeddings", "norm_eps", "rope_base", "init_std", "dropout"}));
   HR_TRY(f.text("from", &m->from));
   HR_TRY(f.number("dropout", 0, 0.99, &m->dropout));
   if (!m->from.empty()) return read_model_from(f);
   std::string family = name_of(m->family);
   HR_TRY(read_choice(f, "family", kFamilies, &family));
-  m->family = static_cast<ModelFamily>(
-      std::find(kFamilies.begin(), kFamilies.end(), family) - kFamilies.begin());
+  m->family = static_cast<ModelFamily>(std::find(kFamilies.begin(), kFamilies.end(), family) -
+                                       kFamilies.begin());
   m->tied_embeddings = m->family == ModelFamily::kGpt2;
   for (const Count& count : kShape) {
     HR_TRY(f.integer(count.name, 1, count.most, &(m->*count.member)));
@@ -280,8 +280,7 @@ Status read_run(const JsonFields& f, TrainConfig* c) {
 Status check_run(const TrainConfig& c) {
   if (c.optimizer.warmup_steps > c.steps) {
     return error(Code::kBadFile, "'optimizer': 'warmup_steps' is %lld of %lld steps",
-                 static_cast<long long>(c.optimizer.warmup_steps),
-                 static_cast<long long>(c.steps));
+                 static_cast<long long>(c.optimizer.warmup_steps), static_cast<long long>(c.steps));
   }
   if (c.eval_every > 0 && c.data.eval_files.empty()) {
     return error(Code::kBadFile, "'eval_every' is %lld, but 'data' has no 'eval_files'",
@@ -307,11 +306,16 @@ Json model_json(const TrainModelConfig& m) {
 }
 
 Json optimizer_json(const OptimizerConfig& o) {
-  Json out = {{"kind", o.kind},           {"rate", o.rate},
-              {"beta1", o.beta1},         {"beta2", o.beta2},
-              {"eps", o.eps},             {"weight_decay", o.weight_decay},
-              {"momentum", o.momentum},   {"clip_norm", o.clip_norm},
-              {"schedule", o.schedule},   {"warmup_steps", o.warmup_steps},
+  Json out = {{"kind", o.kind},
+              {"rate", o.rate},
+              {"beta1", o.beta1},
+              {"beta2", o.beta2},
+              {"eps", o.eps},
+              {"weight_decay", o.weight_decay},
+              {"momentum", o.momentum},
+              {"clip_norm", o.clip_norm},
+              {"schedule", o.schedule},
+              {"warmup_steps", o.warmup_steps},
               {"final_scale", o.final_scale}};
   Json groups = Json::array();
   for (const ParameterGroup& g : o.groups) {
@@ -412,10 +416,11 @@ double rate_at(const TrainConfig& config, int64_t step) {
     return o.rate * static_cast<double>(step) / static_cast<double>(o.warmup_steps);
   }
   const int64_t falling = config.steps - o.warmup_steps;
-  const double part = falling <= 0 ? 1
-                                   : std::clamp(static_cast<double>(step - o.warmup_steps) /
-                                                    static_cast<double>(falling),
-                                                0.0, 1.0);
+  const double part =
+      falling <= 0
+          ? 1
+          : std::clamp(static_cast<double>(step - o.warmup_steps) / static_cast<double>(falling),
+                       0.0, 1.0);
   if (o.schedule == "linear") return o.rate * (1 - (1 - o.final_scale) * part);
   if (o.schedule == "cosine") {
     const double height = 0.5 * (1 + std::cos(std::numbers::pi * part));

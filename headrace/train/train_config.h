@@ -1,5 +1,5 @@
-// TrainConfig: what `headrace train CONFIG.json` reads. Keys of the JSON are the member names, nested
-// as the structs are; an unknown key is refused. docs/guide/training.md explains each.
+// TrainConfig: what `headrace train CONFIG.json` reads. Keys of the JSON are the member names,
+// nested as the structs are; an unknown key is refused. docs/guide/training.md explains each.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ struct TrainModelConfig {
   std::string from;
   ModelFamily family = ModelFamily::kLlama;
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
-  int64_t positions = 0;        // GPT-2: rows of the position table; else the longest sequence
+  int64_t positions = 0;  // GPT-2: rows of the position table; else the longest sequence
   bool tied_embeddings = false;
   double norm_eps = 1e-5;
   double rope_base = 10000;
-  double init_std = 0.02;       // normal, of all matrices; residual projections / sqrt(2 layers)
+  double init_std = 0.02;  // normal, of all matrices; residual projections / sqrt(2 layers)
   double dropout = 0;
 };
 
@@ -45,19 +45,19 @@ struct DataConfig {
 };
 
 struct ParameterGroup {
-  std::string match;            // parameter names that contain it; the first group that matches wins
+  std::string match;  // parameter names that contain it; the first group that matches wins
   double rate_scale = 1;
-  double weight_decay = -1;     // below 0: the optimizer's
+  double weight_decay = -1;  // below 0: the optimizer's
   bool frozen = false;
 };
 
 struct OptimizerConfig {
-  std::string kind = "adamw";   // or "sgd"
+  std::string kind = "adamw";  // or "sgd"
   double rate = 3e-4;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double weight_decay = 0.1;    // of matrices; norms and biases have none
-  double momentum = 0.9;        // sgd
-  double clip_norm = 0;         // of the global norm; 0: no clipping
+  double weight_decay = 0.1;          // of matrices; norms and biases have none
+  double momentum = 0.9;              // sgd
+  double clip_norm = 0;               // of the global norm; 0: no clipping
   std::string schedule = "constant";  // "linear", "cosine": from rate to rate * final_scale
   int64_t warmup_steps = 0;
   double final_scale = 0.1;
@@ -65,26 +65,26 @@ struct OptimizerConfig {
 };
 
 struct LoraConfig {
-  int64_t rank = 0;             // 0: all parameters are trained
+  int64_t rank = 0;  // 0: all parameters are trained
   double alpha = 16;
   std::vector<std::string> targets = {"q_proj", "v_proj"};
 };
 
 struct TrainConfig {
-  std::string name;             // of the config, for people
-  std::string folder;           // of the config file; paths are relative to it. Not a JSON key
+  std::string name;    // of the config, for people
+  std::string folder;  // of the config file; paths are relative to it. Not a JSON key
   TrainModelConfig model;
   DataConfig data;
   OptimizerConfig optimizer;
   LoraConfig lora;
   Precision precision = Precision::kF32;
-  int64_t batch = 1;            // sequences of one micro-batch
-  int64_t sequence = 0;         // tokens a sequence
-  int64_t accumulation = 1;     // micro-batches a step
+  int64_t batch = 1;         // sequences of one micro-batch
+  int64_t sequence = 0;      // tokens a sequence
+  int64_t accumulation = 1;  // micro-batches a step
   int64_t steps = 0;
   uint64_t seed = 1;
-  std::string out;              // RUN folder
-  int64_t checkpoint_every = 0; // steps; 0: at the end only
+  std::string out;               // RUN folder
+  int64_t checkpoint_every = 0;  // steps; 0: at the end only
   int64_t keep_checkpoints = 1;
   int64_t eval_every = 0;       // steps; 0: never
   std::string on_nan = "stop";  // or "skip": a step whose gradients are not finite changes nothing

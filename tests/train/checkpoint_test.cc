@@ -329,8 +329,7 @@ TEST(Checkpoint, ADamagedManifestOrShortDataLetsTheOneBeforeBeTheLatest) {
   ASSERT_TRUE(save(scratch.folder(), 2).ok());
   ASSERT_TRUE(save(scratch.folder(), 3).ok());
   const std::string newest = *latest_checkpoint(scratch.folder());
-  std::filesystem::resize_file(newest + "/data",
-                               std::filesystem::file_size(newest + "/data") - 1);
+  std::filesystem::resize_file(newest + "/data", std::filesystem::file_size(newest + "/data") - 1);
   EXPECT_EQ(check(newest).code(), Code::kBadFile);
   EXPECT_EQ(steps_of(scratch.folder()), (Steps{2, 1}));
   const std::string next = *latest_checkpoint(scratch.folder());

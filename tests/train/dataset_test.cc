@@ -116,7 +116,8 @@ TEST_F(DatasetTest, ToResumeIsToGoOnCounting) {
   for (int64_t i = 0; i < 1200; ++i) all.push_back(sample(**first, i));
   const auto second = open();
   ASSERT_TRUE(second.ok());
-  for (int64_t i = 1199; i >= 0; i -= 7) EXPECT_EQ(sample(**second, i), all[static_cast<size_t>(i)]);
+  for (int64_t i = 1199; i >= 0; i -= 7)
+    EXPECT_EQ(sample(**second, i), all[static_cast<size_t>(i)]);
 }
 
 TEST_F(DatasetTest, AnotherSeedIsAnotherOrder) {
@@ -138,7 +139,9 @@ TEST_F(DatasetTest, BytesOfAllFilesAreOneStream) {
   const auto data = open();
   ASSERT_TRUE(data.ok()) << data.status().message();
   EXPECT_EQ((*data)->tokens(), 13);
-  std::string text = "abcdefg\xff" "abcde";
+  std::string text =
+      "abcdefg\xff"
+      "abcde";
   std::vector<bool> found(3);
   for (int64_t i = 0; i < 3; ++i) {
     const Ids s = sample(**data, i);

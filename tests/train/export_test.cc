@@ -296,10 +296,9 @@ TEST(Export, AnAdapterAloneHasTheNamesThatPeftReads) {
   const auto config = nlohmann::json::parse(in);
   EXPECT_EQ(config["r"], 3);
   EXPECT_EQ(config["target_modules"][1], "v_proj");
-  EXPECT_EQ(export_to(scratch.path("run"), scratch.path("a.gguf"), DType::kF32, true)
-                .status()
-                .code(),
-            Code::kUnsupported);
+  EXPECT_EQ(
+      export_to(scratch.path("run"), scratch.path("a.gguf"), DType::kF32, true).status().code(),
+      Code::kUnsupported);
 }
 
 // The keys of a GGUF model with a tokenizer.
@@ -399,6 +398,19 @@ TEST(Export, WhatCannotBeExportedIsSaid) {
   std::filesystem::create_directories(scratch.path("other"));
   testing::write_file(scratch.path("other/model-00001-of-00002.safetensors"), "x");
   EXPECT_EQ(export_to(scratch.path("run"), scratch.path("other")).status().code(), Code::kUsage);
+}
+
+TEST(Export, AStoppedExportLeavesNothing) {
+  const Scratch scratch;
+  write_run(new_model(), scratch.path("run"));
+  ExportOptions options;
+  options.run = scratch.path("run");
+  options.out = scratch.path("m.safetensors");
+  int calls = 0;
+  options.progress = [&](Bytes, Bytes) { return ++calls < 3; };
+  EXPECT_EQ(export_run(options).status().code(), Code::kCancelled);
+  EXPECT_FALSE(std::filesystem::exists(options.out));
+  EXPECT_FALSE(std::filesystem::exists(options.out + ".partial"));
 }
 
 TEST(Export, AFullDiskLeavesTheOldFileAndNothingElse) {

@@ -14,11 +14,11 @@ class FaultyCalls : public FileCalls {
  public:
   enum class Fault { kNone, kError, kKill, kKillAfter, kDiskFull };
   Fault fault = Fault::kNone;
-  int at = -1;             // the call that fails, from 0; kDiskFull: and all writes after it
+  int at = -1;  // the call that fails, from 0; kDiskFull: and all writes after it
   int reason = EIO;
-  bool short_io = false;   // every second read and write moves only a part ...
-  bool interrupts = false; // ... and every third is interrupted
-  int calls = 0;           // made so far
+  bool short_io = false;    // every second read and write moves only a part ...
+  bool interrupts = false;  // ... and every third is interrupted
+  int calls = 0;            // made so far
 
   FaultyCalls() { before_ = replace_file_calls(this); }
   ~FaultyCalls() override { replace_file_calls(before_); }
@@ -43,9 +43,7 @@ class FaultyCalls : public FileCalls {
   int exchange(const char* one, const char* other) override {
     return fails(false) ? -1 : done(FileCalls::exchange(one, other));
   }
-  int mkdir(const char* path) override {
-    return fails(false) ? -1 : done(FileCalls::mkdir(path));
-  }
+  int mkdir(const char* path) override { return fails(false) ? -1 : done(FileCalls::mkdir(path)); }
 
  private:
   bool fails(bool writes) {

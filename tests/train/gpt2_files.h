@@ -20,8 +20,8 @@ inline std::vector<SafeTensor> tiny_gpt2_tensors(const TinyGpt2& s) {
   const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
     int64_t n = 1;
     for (const int64_t dim : shape) n *= dim;
-    out.push_back({s.prefix + name, "F32", std::move(shape),
-                   random_tensor(kGgmlF32, n, 0.2f, &seed)});
+    out.push_back(
+        {s.prefix + name, "F32", std::move(shape), random_tensor(kGgmlF32, n, 0.2f, &seed)});
   };
   const int64_t d = s.hidden;
   add("wte.weight", {s.vocab, d});

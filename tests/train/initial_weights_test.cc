@@ -153,9 +153,9 @@ TEST(InitialWeights, FrozenGroupsAreFoundByTheFirstThatMatches) {
   c.optimizer.groups[2].frozen = true;
   const auto weights = must_open(c);
   for (const Parameter& p : parameters_of(weights->model())) {
-    const bool frozen = p.name == "model.embed_tokens.weight" ||
-                        (p.name.find("layers.1.") != std::string::npos &&
-                         p.name.find("mlp") == std::string::npos);
+    const bool frozen =
+        p.name == "model.embed_tokens.weight" ||
+        (p.name.find("layers.1.") != std::string::npos && p.name.find("mlp") == std::string::npos);
     EXPECT_EQ(p.trainable, !frozen) << p.name;
   }
 }
@@ -249,10 +249,9 @@ TEST(InitialWeights, QuantisedWeightsBecomeTheirValues) {
     in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     Floats wanted(static_cast<size_t>(w->rows * w->cols));
     for (int64_t r = 0; r < w->rows; ++r) {
-      dequantize_row(dtype,
-                     reinterpret_cast<const std::byte*>(bytes.data()) +
-                         r * row_bytes(dtype, w->cols),
-                     w->cols, wanted.data() + r * w->cols);
+      dequantize_row(
+          dtype, reinterpret_cast<const std::byte*>(bytes.data()) + r * row_bytes(dtype, w->cols),
+          w->cols, wanted.data() + r * w->cols);
     }
     EXPECT_EQ(read_all(*weights, "model.layers.1.mlp.down_proj.weight"), wanted) << name_of(dtype);
   }
@@ -293,8 +292,7 @@ void expect_refused(const TrainConfig& c, Code code, const std::string& part) {
   const auto weights = InitialWeights::open(c);
   ASSERT_FALSE(weights.ok()) << part;
   EXPECT_EQ(weights.status().code(), code) << weights.status().message();
-  EXPECT_NE(weights.status().message().find(part), std::string::npos)
-      << weights.status().message();
+  EXPECT_NE(weights.status().message().find(part), std::string::npos) << weights.status().message();
 }
 
 TEST(InitialWeights, FamiliesThatCannotBeTrainedAreRefusedByName) {
@@ -345,8 +343,7 @@ TEST(InitialWeights, ASequenceBeyondTheModelsPositionsIsRefused) {
 TEST(InitialWeights, ATokenizerWithMoreTokensThanTheModelIsRefused) {
   const Scratch scratch;
   testing::write_tiny_folder({}, scratch.folder());
-  std::filesystem::copy_file(data_path("tokenizer/byte_bpe.json"),
-                             scratch.path("tokenizer.json"));
+  std::filesystem::copy_file(data_path("tokenizer/byte_bpe.json"), scratch.path("tokenizer.json"));
   TrainConfig c = from(scratch.folder());
   c.data.format = "text";
   expect_refused(c, Code::kBadFile, "vocabulary 80");

@@ -57,8 +57,8 @@ TEST(TrainConfig, WhatIsLeftOutHasItsDefault) {
 
 TEST(TrainConfig, GptIsTiedAndFourTimesAsWideByDefault) {
   Json json = small();
-  json["model"] = {{"family", "gpt2"}, {"layers", 2}, {"hidden", 64}, {"heads", 4},
-                   {"positions", 64}};
+  json["model"] = {
+      {"family", "gpt2"}, {"layers", 2}, {"hidden", 64}, {"heads", 4}, {"positions", 64}};
   const auto c = parse(json);
   ASSERT_TRUE(c.ok()) << c.status().message();
   EXPECT_EQ(c->model.ffn, 256);
@@ -141,8 +141,7 @@ TEST(TrainConfig, EveryMistakeIsRefusedWithItsKey) {
 
 TEST(TrainConfig, ALearningRateThatIsNoNumberIsRefusedWithItsPlace) {
   for (const char* rate : {"NaN", "nan", "Infinity", "1e999", "-1e999"}) {
-    const auto c = parse_train_config(
-        std::string("{\"optimizer\": {\"rate\": ") + rate + "}}", "");
+    const auto c = parse_train_config(std::string("{\"optimizer\": {\"rate\": ") + rate + "}}", "");
     ASSERT_FALSE(c.ok()) << rate;
     EXPECT_EQ(c.status().code(), Code::kBadFile);
     EXPECT_NE(c.status().message().find("line 1"), std::string::npos) << c.status().message();
@@ -176,7 +175,8 @@ TEST(TrainConfig, TextOfAConfigIsReadBackToTheSameConfig) {
   Json json = small();
   json["optimizer"] = Json::parse(R"({"kind": "sgd", "rate": 0.1234567890123, "schedule": "cosine",
       "warmup_steps": 3, "clip_norm": 1, "groups": [
-        {"match": "embed", "rate_scale": 0.5, "weight_decay": 0}, {"match": "lm", "frozen": true}]})");
+        {"match": "embed", "rate_scale": 0.5, "weight_decay": 0},
+        {"match": "lm", "frozen": true}]})");
   json["lora"] = Json::parse(R"({"rank": 4, "alpha": 8, "targets": ["o_proj", "up_proj"]})");
   json["precision"] = "bf16_stochastic";
   json["seed"] = 9223372036854775807;
@@ -228,9 +228,25 @@ TEST(TrainConfig, RatesWarmUpAndThenFollowTheSchedule) {
 // Deterministic mutations; whatever the text, the answer is a config or an error.
 TEST(TrainConfig, DamagedTextIsReadOrRefused) {
   const std::string seed = small().dump(1);
-  const char* const words[] = {"0", "-1", "1e308", "1e999", "nan", "null", "true", "\"\"", "[", "]",
-                               "{", "}", ",", "9223372036854775808", "-9223372036854775809",
-                               "\"from\"", "\"groups\":[{}]", "\xff", "\\u0000"};
+  const char* const words[] = {"0",
+                               "-1",
+                               "1e308",
+                               "1e999",
+                               "nan",
+                               "null",
+                               "true",
+                               "\"\"",
+                               "[",
+                               "]",
+                               "{",
+                               "}",
+                               ",",
+                               "9223372036854775808",
+                               "-9223372036854775809",
+                               "\"from\"",
+                               "\"groups\":[{}]",
+                               "\xff",
+                               "\\u0000"};
   std::mt19937_64 random(7);
   int good = 0;
   for (int i = 0; i < 20000; ++i) {
@@ -241,7 +257,9 @@ TEST(TrainConfig, DamagedTextIsReadOrRefused) {
       switch (random() % 5) {
         case 0: text[at] = static_cast<char>(random()); break;
         case 1: text.insert(at, word); break;
-        case 2: text.replace(at, std::min(text.find_first_of(",\n", at), text.size()) - at, word); break;
+        case 2:
+          text.replace(at, std::min(text.find_first_of(",\n", at), text.size()) - at, word);
+          break;
         case 3: text.resize(at); break;
         case 4: text.erase(at, 1 + random() % 8); break;
       }
