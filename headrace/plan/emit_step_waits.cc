@@ -1,6 +1,6 @@
 // The stage `waits` of emit. Plays the instructions with a map from bytes to the transfers that may
-// still use them; whoever begins to write bytes waits for those of other streams. In a cyclic Program
-// two cycles are played, and the waits are those of the second.
+// still use them; whoever begins to write bytes waits for those of other streams. In a cyclic
+// Program two cycles are played, and the waits are those of the second.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -180,7 +180,8 @@ class Waits {
     known[static_cast<size_t>(key)] = std::max(known[static_cast<size_t>(key)], at);
   }
 
-  // Latest pending transfer of each key on these bytes that is of another stream and may be unfinished.
+  // Latest pending transfer of each key on these bytes that is of another stream and may be
+  // unfinished.
   void collect(TierId tier, Bytes begin, Bytes end, const Instr& i,
                const std::vector<int64_t>& known) {
     maps_[tier.index()].visit(begin, end, [&](const Pending& p) {

@@ -64,9 +64,10 @@ class Writer {
   }
 
  private:
-  // Stores come before drops, drops free bytes for encoded forms and loads, loads bring what is decoded,
-  // and all of it is there for ops that run again. A value is given up as soon as it is encoded, a form
-  // once it is decoded. Transfers of one kind stand in the order in which they were issued.
+  // Stores come before drops, drops free bytes for encoded forms and loads, loads bring what is
+  // decoded, and all of it is there for ops that run again. A value is given up as soon as it is
+  // encoded, a form once it is decoded. Transfers of one kind stand in the order in which they
+  // were issued.
   std::tuple<int32_t, int, int32_t> key(int32_t i) const {
     enum Rank { kStores, kDrops, kEncodes, kEncodedStores, kLoads, kDecodes, kReruns, kPassed };
     constexpr int kRank[] = {kStores, kLoads, kDrops, kReruns, kEncodes, kDecodes};
@@ -237,7 +238,8 @@ Result<Placement> place(const Problem& problem, const PlaceOptions& options) {
   Timeline timeline = schedule_transfers(improved.state, pieces);
   Timeline late = schedule_transfers(improved.state, pieces,
                                      late_starts(improved.state, pieces, timeline));
-  if (late.total_ns <= timeline.total_ns + timeline.total_ns / kLateShare) timeline = std::move(late);
+  const Nanos most = timeline.total_ns + timeline.total_ns / kLateShare;
+  if (late.total_ns <= most) timeline = std::move(late);
   result.fits = true;
   result.predicted_ns = timeline.total_ns;
   result.schedule = Writer(improved.state, pieces, timeline).run();

@@ -15,8 +15,8 @@ constexpr Bytes kGrain = 64 * kKiB;
 // Of two ways that cost the same, the one whose gap covers more of what is over budget: this many
 // seconds per byte of the slowest link, at most.
 constexpr double kCoverWeight = 1e-3;
-// Chains of ops that may be tried in one construction, for each value and position; a chain is at most
-// 64 ops. After that ways without running again are all there is.
+// Chains of ops that may be tried in one construction, for each value and position; a chain is at
+// most 64 ops. After that ways without running again are all there is.
 constexpr int64_t kTrials = 40;
 constexpr double kNever = std::numeric_limits<double>::infinity();  // a ratio
 
@@ -24,7 +24,8 @@ struct Option {
   double ratio = 0;  // seconds (ns) per useful byte; smaller is better
   Gap gap;           // way kRecompute: by running again; kKeep: nothing possible
   Nanos out_ns = 0, in_ns = 0;
-  int32_t out_lo = 0, out_hi = -1, in_lo = 0, in_hi = -1;  // ops in which the transfers cost nothing
+  // Ops in which the transfers cost nothing.
+  int32_t out_lo = 0, out_hi = -1, in_lo = 0, in_hi = -1;
 };
 
 class Construction {
@@ -161,11 +162,12 @@ class Construction {
     return best;
   }
 
-  // The least ratio of running the op of `v` again for `useful` bytes: its own seconds, or none where
-  // it may run again for another of its outputs already. kNever: not possible.
+  // The least ratio of running the op of `v` again for `useful` bytes: its own seconds, or none
+  // where it may run again for another of its outputs already. kNever: not possible.
   double least_rerun(int32_t v, int32_t gap, Bytes useful) const {
     const Value& value = p_.values[at(v)];
-    if (trials_ <= 0 || !s_.may_rerun(v, gap) || no_reruns_[at(s_.span(v, gap).before)]) return kNever;
+    if (trials_ <= 0 || !s_.may_rerun(v, gap)) return kNever;
+    if (no_reruns_[at(s_.span(v, gap).before)]) return kNever;
     if (p_.births[at(value.producer)].size() > 1) return 0;
     return static_cast<double>(p_.cost[at(value.producer)]) / static_cast<double>(useful);
   }
@@ -239,8 +241,9 @@ class Construction {
     o.out_hi = first - 1;
     o.in_lo = last + 1;
     o.in_hi = s.before - 1;
-    o.out_ns = has_copy ? 0 : static_cast<Nanos>(static_cast<double>(bytes) / link.store_bytes_per_s * 1e9);
-    o.in_ns = s.loads_back ? static_cast<Nanos>(static_cast<double>(bytes) / link.load_bytes_per_s * 1e9) : 0;
+    const auto size = static_cast<double>(bytes);
+    if (!has_copy) o.out_ns = static_cast<Nanos>(size / link.store_bytes_per_s * 1e9);
+    if (s.loads_back) o.in_ns = static_cast<Nanos>(size / link.load_bytes_per_s * 1e9);
     return o;
   }
 
@@ -271,8 +274,8 @@ class Construction {
     return o;
   }
 
-  // Ways with a codec that what the gap has now may be replaced by: those of a kept value; for one that
-  // stays encoded, the form moves too, or all of the value does.
+  // Ways with a codec that what the gap has now may be replaced by: those of a kept value; for one
+  // that stays encoded, the form moves too, or all of the value does.
   std::vector<Gap> codec_swaps(int32_t v, int32_t gap) const {
     const Gap& now = s_.value(v).gaps[at(gap)];
     if (now.way == Way::kMove) return {};
@@ -293,8 +296,8 @@ class Construction {
     return g.codec == Codec::kNone ? 0 : 2 * codec_cost(p_, v, g.codec);
   }
 
-  // The way of a gap is replaced by one with a codec, or the other way round. Not `exact`: whether the
-  // bytes at the encoding and the decoding are there is not looked at.
+  // The way of a gap is replaced by one with a codec, or the other way round. Not `exact`: whether
+  // the bytes at the encoding and the decoding are there is not looked at.
   Option swap_option(int32_t v, int32_t gap, int32_t w, const Gap& to, bool exact) {
     Option o;
     const Gap now = s_.value(v).gaps[at(gap)];
@@ -395,7 +398,8 @@ Result<State> ruled_state(const Problem& problem, const PlaceOptions& options) {
     int32_t longest = -1, length = 0;
     for (int32_t i = 0; i < static_cast<int32_t>(state.value(v).gaps.size()); ++i) {
       const Span s = state.span(v, i);
-      const bool part = value.rule->remote_max_bytes > 0 && value.rule->remote_max_bytes < value.bytes;
+      const Bytes most = value.rule->remote_max_bytes;
+      const bool part = most > 0 && most < value.bytes;
       if (part && state.moves_whole(s)) continue;
       const int32_t positions = s.exists ? s.hi - s.lo + 1 + s.hi2 - s.lo2 + 1 : 0;
       if (positions > length) longest = i, length = positions;
@@ -420,6 +424,8 @@ Result<State> ruled_state(const Problem& problem, const PlaceOptions& options) {
   return state;
 }
 
-Unfit build(State& state, const BuildOptions& options) { return Construction(state, options).run(); }
+Unfit build(State& state, const BuildOptions& options) {
+  return Construction(state, options).run();
+}
 
 }  // namespace headrace::plan

@@ -1,8 +1,9 @@
 // Codecs in a State: what encoding and decoding cost in time and bytes.
 //
 // Memory. The form is made beside the plain value before the first position of the gap, when the op
-// there has not got its bytes yet, and the plain value is given up at once. What moves encoded holds
-// that position too: its store cannot have ended earlier. Decoding is the same the other way round.
+// there has not got its bytes yet, and the plain value is given up at once. What moves encoded
+// holds that position too: its store cannot have ended earlier. Decoding is the same the other way
+// round.
 #include <algorithm>
 
 #include "headrace/plan/placement_state.h"
@@ -89,9 +90,9 @@ void State::uncode(size_t mark) {
   }
 }
 
-// Bytes beyond the planned ones that codecs need before the op of position k has its own; adds their
-// time to `ns`. While one is encoded, all others may still be plain; decoded values are counted, so that
-// the largest form beside them is all that is more.
+// Bytes beyond the planned ones that codecs need before the op of position k has its own; adds
+// their time to `ns`. While one is encoded, all others may still be plain; decoded values are
+// counted, so that the largest form beside them is all that is more.
 Bytes State::coding_pulse(int32_t k, Nanos* ns) const {
   Bytes plain = 0, made = 0, read = 0;
   for (const Coding& c : codings(k)) {

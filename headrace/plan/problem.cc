@@ -246,7 +246,8 @@ Status check_rule(const Workload& w, const Machine& machine, const PlacementRule
     return error(Code::kUsage, "the rule for '%s' allows %lld bytes outside the device", name,
                  static_cast<long long>(rule.remote_max_bytes));
   }
-  const bool held = t.role == Role::kWeight || t.role == Role::kGathered || t.role == Role::kConstant;
+  const bool held = t.role == Role::kWeight || t.role == Role::kGathered ||
+                    t.role == Role::kConstant;
   if (!rule.codecs.empty() && held) {
     return error(Code::kUsage, "the rule for '%s' allows codecs, but what lies in a file or in the "
                  "graph itself is never encoded", name);
@@ -362,6 +363,8 @@ Bytes peak_of(const std::vector<Bytes>& profile) {
   return profile.empty() ? 0 : *std::max_element(profile.begin(), profile.end());
 }
 
-Nanos compute_ns(const Problem& p) { return std::accumulate(p.cost.begin(), p.cost.end(), Nanos{0}); }
+Nanos compute_ns(const Problem& p) {
+  return std::accumulate(p.cost.begin(), p.cost.end(), Nanos{0});
+}
 
 }  // namespace headrace::plan

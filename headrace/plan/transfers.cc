@@ -71,8 +71,8 @@ class PieceBuilder {
     for (int32_t i = 0; i < first; ++i) visit(v, i);
   }
 
-  // First position before which the bytes that the gap takes away can be stored: after the last write
-  // and after the last time that they came back.
+  // First position before which the bytes that the gap takes away can be stored: after the last
+  // write and after the last time that they came back.
   int32_t release(int32_t v, int32_t gap, int32_t since) const {
     const ValueState& state = s_.value(v);
     const bool cyclic = p_.cyclic && p_.values[at(v)].persistent;
@@ -404,8 +404,8 @@ class Walk {
     }
   }
 
-  // Loads of what op k touches, each as soon as there is room for it without the bytes that only the
-  // op itself needs. Returns when the last of them, or of those issued before, has ended.
+  // Loads of what op k touches, each as soon as there is room for it without the bytes that only
+  // the op itself needs. Returns when the last of them, or of those issued before, has ended.
   Nanos load_due(int32_t k) {
     Bytes left = 0;  // counted in the profile, and not issued yet
     for (auto* i = closed_.begin(k); i != closed_.end(k); ++i) {

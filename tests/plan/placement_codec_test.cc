@@ -89,8 +89,8 @@ TEST(PlacementCodec, WithoutALinkActivationsStayCompressed) {
 }
 
 TEST(PlacementCodec, OverASlowLinkTheEncodedFormMoves) {
-  // A MiB takes 4 ms each way, an eighth of it as a mask hides behind an op; so little memory is left
-  // that not even masks may stay.
+  // A MiB takes 4 ms each way, encoded 1 ms, an op's time; and so little memory is left that not
+  // even the encoded forms may all stay.
   const Machine machine = machine_of(2.5e8);
   StepBuilder b("moves");
   std::vector<TensorId> acts;

@@ -11,8 +11,8 @@ namespace {
 constexpr Nanos kMs = 1'000'000;
 constexpr Bytes kMB = 1'000'000 / 64 * 64;
 
-// a is made by op 0, read by the last op; the ops between make and read small tensors. A state in which
-// `moved` bytes of a are moved.
+// a is made by op 0, read by the last op; the ops between make and read small tensors. A state in
+// which `moved` bytes of a are moved.
 struct OneMove {
   explicit OneMove(double rate, Bytes moved) : machine(test::step_machine(rate)) {
     machine.tiers[1].latency_ns = 0;
