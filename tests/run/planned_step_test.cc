@@ -155,5 +155,71 @@ TEST(PlannedSteps, OnVirtualTimeTheyTakeAsLongAsPredictedAndMoveTheBytesPredicte
   EXPECT_EQ(runs, 12 * 5);
 }
 
+// What is encoded between two ops is the same, bit for bit, as if it had been encoded and decoded there
+// in place: so nothing else is lost, whatever stays, moves or waits.
+TEST(PlannedSteps, WhatPlansEncodeIsExactlyWhatTheCodecLeavesOfIt) {
+  int resident = 0, moved = 0;
+  for (uint64_t seed = 51; seed <= 54; ++seed) {
+    Planned made;
+    made.step = test::random_step(seed, 26, 3, 2);
+    made.machine = three_tiers(seed);
+    auto workload = std::make_shared<Workload>();
+    workload->graph = *made.step.graph;
+    for (size_t t = 0; t < workload->graph.tensors.size(); ++t) {
+      const Tensor& tensor = workload->graph.tensors[t];
+      if (tensor.role != Role::kActivation || tensor.dtype != DType::kF32) continue;
+      PlacementRule rule;
+      rule.tensor = TensorId(static_cast<int64_t>(t));
+      rule.codecs = {seed % 2 == 0 ? Codec::kBf16 : Codec::kInt8Block};
+      workload->rules.push_back(rule);
+    }
+    StepRequest request;
+    request.name = "encoded";
+    request.workload = workload;
+    request.machine = &made.machine;
+    request.recompute = request.reorder = false;
+    request.budget = 64;
+    const auto none = plan_step(request);
+    ASSERT_TRUE(none.ok() && std::holds_alternative<Infeasible>(*none));
+    const Bytes least = std::get<Infeasible>(*none).needed_bytes;
+    for (const int percent : {100, 125, 150}) {
+      request.budget = round_up(least * percent / 100, kLine);
+      const auto result = plan_step(request);
+      ASSERT_TRUE(result.ok() && std::holds_alternative<StepPlan>(*result)) << seed;
+      const Program& p = std::get<StepPlan>(*result).program;
+      std::vector<std::vector<const Instr*>> encoded(workload->graph.ops.size() + 1);
+      size_t ran = 0;
+      for (const Instr& i : p.instrs) {
+        ran += i.kind == InstrKind::kCompute ? 1 : 0;
+        if (i.kind == InstrKind::kEncode) encoded[ran].push_back(&i);
+        resident += i.kind == InstrKind::kEncode ? 1 : 0;
+        moved += i.kind == InstrKind::kStore && i.codec != Codec::kNone ? 1 : 0;
+      }
+      const auto file = weight_file(made.step);
+      PlainStep plain(made.step, file);
+      const auto late = [seed](std::unique_ptr<Tier> inner, size_t tier) {
+        FaultPlan faults;
+        faults.delay_polls = static_cast<int>(seed % 4);
+        faults.seed = seed + tier;
+        return make_fault_tier(std::move(inner), faults);
+      };
+      StepRig rig(p, {Kind::kHost, Kind::kHost, Kind::kHost}, file, {.poison_freed = true}, late);
+      ASSERT_NE(rig.prepared, nullptr);
+      rig.clock.advance(1'000'000'000);
+      ASSERT_TRUE(rig.executor->load_entry_state(*rig.prepared).ok());
+      rig.write_states();
+      const Status s = rig.run(nullptr);
+      ASSERT_TRUE(s.ok()) << s.message();
+      plain.run([&](size_t op) {
+        for (const Instr* i : encoded[op + 1]) plain.pass_through(i->tensor, i->codec);
+      });
+      rig.compare(plain, "seed " + std::to_string(seed) + " at " + std::to_string(percent));
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(resident, 8);
+  EXPECT_GT(moved, 0);
+}
+
 }  // namespace
 }  // namespace headrace

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "headrace/kernel/codec.h"
 #include "headrace/run/executor.h"
 #include "headrace/tier/emulated_tier.h"
 #include "headrace/tier/fault_tier.h"
@@ -78,10 +79,12 @@ class PlainStep {
       if (t.role == Role::kState) std::memcpy(to, states.at(t.name).data(), size);
     }
   }
-  void run() {
+  // `after` is called with the number of each op once it has run.
+  void run(const std::function<void(size_t)>& after = nullptr) {
     StepRows rows;
     rows.tokens = rows.sequences = rows.positions = {0};
-    for (const Op& op : g_.ops) {
+    for (size_t o = 0; o < g_.ops.size(); ++o) {
+      const Op& op = g_.ops[o];
       std::vector<const std::byte*> inputs;
       std::vector<std::byte*> outputs, updates;
       for (TensorId t : op.inputs) inputs.push_back(memory_[t.index()].get());
@@ -91,7 +94,16 @@ class PlainStep {
       find_kernel(op, DeviceKind::kCpu)(
           OpContext{g_, op, inputs, outputs, updates,
                     {workspace.get(), static_cast<size_t>(op.workspace)}, rows, pool_});
+      if (after) after(o);
     }
+  }
+  // Makes a tensor what is left of it when it is encoded and decoded (not for kBytePlane).
+  void pass_through(TensorId tensor, Codec codec) {
+    const Tensor& t = g_.at(tensor);
+    const std::span<std::byte> plain(memory_[tensor.index()].get(), static_cast<size_t>(t.bytes));
+    std::vector<std::byte> form(static_cast<size_t>(encoded_bytes(codec, t)));
+    encode(codec, plain, form, nullptr, pool_);
+    HR_CHECK(decode(codec, form, plain, nullptr, pool_).ok(), "it was just encoded");
   }
   std::vector<std::byte> bytes(const std::string& name) const {
     for (size_t t = 0; t < g_.tensors.size(); ++t) {
