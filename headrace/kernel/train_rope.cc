@@ -1,14 +1,17 @@
 // hr.rope: rotary position embedding (Su et al., arXiv 2104.09864) of q and k, or its transpose.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "headrace/kernel/kv_layout.h"
 #include "headrace/kernel/train.h"
 #include "headrace/kernel/train_operands.h"
 #include "headrace/kernel/train_rows.h"
 
 namespace headrace {
 namespace {
+
+// Floats of a table of cosines or sines: 32 KiB of stack for both, 64 positions of heads of 64.
+constexpr int64_t kTable = 4096;
 
 struct Rope {
   const OpContext& ctx;
@@ -27,7 +30,7 @@ struct Rope {
         inverse(ctx.op.iattr(Attr::kInverse) == 1),
         rows(train_rows().of(output_tensor(ctx).dtype)),
         head_bytes(row_bytes(output_tensor(ctx).dtype, head_dim)) {
-    HR_CHECK(head_dim <= kMaxHeadDim && head_dim % 2 == 0, "a head is pairs and fits the stack");
+    HR_CHECK(head_dim <= kTable && head_dim % 2 == 0, "a head is pairs and fits a table");
     HR_CHECK(output_tensor(ctx).rows % sequence == 0, "rows are whole sequences");
   }
 
@@ -47,19 +50,32 @@ struct Rope {
     }
   }
 
-  // The row at `position` of every sequence, so that a position's angles are made once.
-  void position(int64_t position) const {
-    float cosines[kMaxHeadDim], sines[kMaxHeadDim];
-    table(position, cosines, sines);
-    for (int64_t row = position; row < output_tensor(ctx).rows; row += sequence) {
-      const std::byte* from = input_row(ctx, 0, row);
-      std::byte* to = output_row(ctx, 0, row);
-      for (int64_t head = 0; head < rotated; ++head) {
-        const Bytes at = head * head_bytes;
-        rows.rotate(from + at, cosines, sines, to + at, head_dim, half_split);
+  void row(int64_t row, const float* cosines, const float* sines) const {
+    const std::byte* from = input_row(ctx, 0, row);
+    std::byte* to = output_row(ctx, 0, row);
+    for (int64_t head = 0; head < rotated; ++head) {
+      const Bytes at = head * head_bytes;
+      rows.rotate(from + at, cosines, sines, to + at, head_dim, half_split);
+    }
+    const Bytes at = rotated * head_bytes;
+    std::memcpy(to + at, from + at, static_cast<size_t>((all - rotated) * head_bytes));
+  }
+
+  // Rows at positions [begin, end) of every sequence. A position's angles are made once, for as
+  // many positions at a time as the tables hold, so that rows that are adjacent are read together.
+  void positions(int64_t begin, int64_t end) const {
+    float cosines[kTable], sines[kTable];
+    const int64_t step = kTable / head_dim;
+    for (int64_t first = begin; first < end; first += step) {
+      const int64_t count = std::min(step, end - first);
+      for (int64_t i = 0; i < count; ++i) {
+        table(first + i, cosines + i * head_dim, sines + i * head_dim);
       }
-      const Bytes at = rotated * head_bytes;
-      std::memcpy(to + at, from + at, static_cast<size_t>((all - rotated) * head_bytes));
+      for (int64_t start = first; start < output_tensor(ctx).rows; start += sequence) {
+        for (int64_t i = 0; i < count; ++i) {
+          row(start + i, cosines + i * head_dim, sines + i * head_dim);
+        }
+      }
     }
   }
 };
@@ -69,7 +85,7 @@ struct Rope {
 void train_rope(const OpContext& ctx) {
   const Rope rope(ctx);
   ctx.pool.for_range(rope.sequence, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t position = begin; position < end; ++position) rope.position(position);
+    rope.positions(begin, end);
   });
 }
 

@@ -5,7 +5,7 @@
 namespace headrace::test {
 namespace {
 
-constexpr int64_t kSequence = 37, kRows = 74, kHeads = 3, kKvHeads = 2;
+constexpr int64_t kSequence = 137, kRows = 274, kHeads = 3, kKvHeads = 2;
 
 struct Rope {
   Rope(DType type, int64_t head_dim, bool half_split, bool inverse) : h("hr.rope"), d(head_dim) {
@@ -54,7 +54,7 @@ TEST(TrainRope, RotatesQAndKByTheirPositionsAndLeavesV) {
               }
             }
           }
-          t.h.expect_near(t.y, want, 5e-6);  // angles up to 37 are rounded to f32
+          t.h.expect_near(t.y, want, 2e-5);  // angles up to 137 are rounded to f32
         }
       }
     }
