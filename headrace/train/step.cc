@@ -118,6 +118,15 @@ Status finish(const StepOptions& options, TrainStep* step) {
     for (Op& op : g.ops) op.attrs[Attr::kRecompute] = 0;
   }
   step->workload.cyclic = true;
+  // A few bytes that are read right after the step: never worth a transfer.
+  for (const TensorId output : {step->loss, step->clip}) {
+    if (!output.valid()) continue;
+    PlacementRule rule;
+    rule.tensor = output;
+    rule.pinned = true;
+    rule.recompute = false;
+    step->workload.rules.push_back(rule);
+  }
   return verify(g).within("the step of '" + g.name + "'");
 }
 
