@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -223,6 +224,18 @@ TEST(TrainConfig, RatesWarmUpAndThenFollowTheSchedule) {
   EXPECT_LT(rate_at(c, 1), 2);
   c.optimizer.warmup_steps = c.steps;
   EXPECT_DOUBLE_EQ(rate_at(c, c.steps), 2);
+}
+
+TEST(TrainConfig, EveryExampleIsRead) {
+  int found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(HEADRACE_SOURCE_DIR "/examples")) {
+    const std::string path = entry.path().string() + "/train.json";
+    if (!std::filesystem::exists(path)) continue;
+    const auto c = read_train_config(path);
+    EXPECT_TRUE(c.ok()) << c.status().message();
+    ++found;
+  }
+  EXPECT_GE(found, 3);
 }
 
 // Deterministic mutations; whatever the text, the answer is a config or an error.
