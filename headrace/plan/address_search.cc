@@ -10,7 +10,6 @@ namespace {
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 constexpr double kImpossible = 1e6;  // price of a byte that an op needs for two lives
-constexpr double kTolerance = 0.08;  // for worse plans at the begin, as a share of the step
 constexpr double kTransferWeight = 0.01;  // seconds of transfer, against seconds of the step
 constexpr int kOrders = 24;          // in which all lives are placed at the begin
 constexpr int kRelocations = 40;
@@ -25,8 +24,8 @@ struct Priced {
 
 class AddressSearch {
  public:
-  AddressSearch(const State& start, int64_t tries)
-      : s_(start), p_(start.problem()), tries_(tries) {
+  AddressSearch(const State& start, int64_t tries, double tolerance)
+      : s_(start), p_(start.problem()), tries_(tries), tolerance_(tolerance) {
     const TierInfo& link = p_.machine->tiers[kAway.index()];
     out_price_ = 1 / link.store_bytes_per_s;
     in_price_ = 1 / link.load_bytes_per_s;
@@ -52,7 +51,7 @@ class AddressSearch {
         now_ = evaluate();
       }
       const double left = 1 - static_cast<double>(i) / static_cast<double>(tries_);
-      const double tolerance = kTolerance * left * left * left;
+      const double tolerance = tolerance_ * left * left * left;
       if (!step(tolerance * unit() * static_cast<double>(best_cost.ns))) continue;
       if (now_.sum() >= best_cost.sum()) continue;
       best_cost = now_;
@@ -499,6 +498,7 @@ class AddressSearch {
   State s_;
   const Problem& p_;
   int64_t tries_;
+  double tolerance_;
   double out_price_ = 0, in_price_ = 0;  // seconds a byte
   std::vector<Life> lives_, before_;
   std::vector<int32_t> out_of_place_;
@@ -520,8 +520,8 @@ class AddressSearch {
 
 }  // namespace
 
-AddressPlan search_addresses(const State& start, int64_t tries) {
-  return AddressSearch(start, tries).run();
+AddressPlan search_addresses(const State& start, int64_t tries, double tolerance) {
+  return AddressSearch(start, tries, tolerance).run();
 }
 
 }  // namespace headrace::plan

@@ -21,7 +21,8 @@ struct AddressPlan {
 };
 
 // From the ways of `start` (what it moves in part, it keeps where bytes allow), which need not fit.
-// `tries`: schedules. Precondition: can_plan_in_addresses(). Deterministic.
-AddressPlan search_addresses(const State& start, int64_t tries);
+// `tries`: schedules; `tolerance`: for worse plans at the begin, as a share of the step. Precondition:
+// can_plan_in_addresses(). Deterministic.
+AddressPlan search_addresses(const State& start, int64_t tries, double tolerance = 0.08);
 
 }  // namespace headrace::plan

@@ -2,6 +2,7 @@
 #include "headrace/plan/step_pipeline.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "headrace/plan/address_search.h"
 #include "headrace/plan/emit_step.h"
@@ -16,7 +17,8 @@ namespace {
 constexpr int32_t kTiny = 128;      // positions: rounds cost little and extents matter much
 constexpr int kLocalRounds = 8;
 constexpr double kAddressPrice = 0.5;     // of transfers, in the plan that the search starts from
-constexpr int64_t kAddressTries = 1500;   // schedules: 30 to 100 us each
+constexpr int64_t kAddressTries = 1000;   // schedules: 30 to 100 us each
+constexpr double kTolerances[] = {0.02, 0.08};  // of these searches: neither is the better one
 constexpr int kMostRounds = 4;
 constexpr int kMostRoundsShort = 8;  // a step of few large tensors may need more room than four give
 constexpr int kHalvings = 3;         // of what lies between a reduction that did and one that did not
@@ -238,8 +240,10 @@ Status plan_by_addresses(const Problem& p, const std::string& name, const PlaceO
   if (!can_plan_in_addresses(p)) return {};
   if (portfolio.found() && portfolio.best().trace.total_ns <= compute_ns(p)) return {};
   HR_ASSIGN(const std::vector<State> starts, address_starts(p, options));
-  for (const State& start : starts) {
-    AddressPlan plan = search_addresses(start, options.improve ? kAddressTries : 0);
+  for (size_t i = 0; i < std::size(kTolerances) * starts.size(); ++i) {
+    if (i >= starts.size() && !options.improve) break;  // placing alone knows no tolerance
+    AddressPlan plan = search_addresses(starts[i % starts.size()], options.improve ? kAddressTries : 0,
+                                        kTolerances[i / starts.size()]);
     portfolio.count("placement", plan.work);
     if (!plan.found) continue;
     EmitOptions emit;
