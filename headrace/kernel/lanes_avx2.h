@@ -279,6 +279,7 @@ inline void transpose4(const float* from, int64_t from_stride, float* to,
 
 // See lanes_avx512.h; two registers a Lanes, 16 registers.
 constexpr int kDots = 4, kQueries = 2, kValueLanes = 2;
+constexpr int kTileLanes = 1;
 
 // sums[i] = acc[i].tree_sum(), i < 4.
 inline void tree_sums(const Lanes* acc, float* sums) {

@@ -208,6 +208,8 @@ inline void transpose4(const float* from, int64_t from_stride, float* to,
 // Attention: dot products, queries, and groups of 16 elements of V in flight; as many
 // accumulators as the registers hold.
 constexpr int kDots = 16, kQueries = 4, kValueLanes = 4;
+// Products of blocks: groups of 16 columns in flight, by 4 rows.
+constexpr int kTileLanes = 4;
 
 // sums[i] = acc[i].tree_sum(), i < 16: four rounds that halve the lanes and the
 // registers.

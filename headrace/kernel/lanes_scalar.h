@@ -208,7 +208,7 @@ struct DoubleLanes {
 };
 
 // See lanes_avx512.h.
-constexpr int kQueries = 2, kValueLanes = 1;
+constexpr int kTileLanes = 1;
 
 // to[4][4] = from[4][4] transposed.
 inline void transpose4(const float* from, int64_t from_stride, float* to,

@@ -1,7 +1,7 @@
 // Attention of training written once over Lanes. Included by train_attention.cc and its *_avx2.cc
 // and *_avx512.cc, each after its lanes_*.h.
 //
-// Everything is a product of blocks in f32: a tile of kQueries rows by kValueLanes x 16 columns in
+// Everything is a product of blocks in f32: a tile of four rows by kTileLanes x 16 columns in
 // registers, one factor broadcast, the other read as lanes. Blocks are copied out of the rows of
 // qkv first: rows are so far apart that the 64 of a block share a few sets of the L1 cache.
 #pragma once
@@ -35,13 +35,13 @@ struct Product {
   const float* factor = nullptr;
 };
 
-template <int kRows, int kL, bool kTransposed, Into kInto>
-inline void product_tile(const Product& p, int64_t row, int64_t column) {
+template <int kL, bool kTransposed, Into kInto>
+inline void product_tile(const Product& p, int64_t column) {
+  constexpr int kRows = 4;
   Lanes sum[kRows * kL];
 #pragma GCC unroll 16
   for (int i = 0; i < kRows * kL; ++i) sum[i] = Lanes::zero();
-  const float* a = kTransposed ? p.a + row : p.a + row * p.a_stride;
-  const float* b = p.b + column;
+  const float *a = p.a, *b = p.b + column;
   for (int64_t k = p.begin; k < p.end; ++k) {
     Lanes right[kL];
 #pragma GCC unroll 16
@@ -56,13 +56,13 @@ inline void product_tile(const Product& p, int64_t row, int64_t column) {
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
-    float* to = p.c + (row + i) * p.c_stride + column;
+    float* to = p.c + i * p.c_stride + column;
 #pragma GCC unroll 16
     for (int l = 0; l < kL; ++l) {
       Lanes x = sum[i * kL + l];
       if constexpr (kInto == Into::kAdd) x = Lanes::load(to + 16 * l) + x;
       if constexpr (kInto == Into::kRescale) {
-        x = fma(Lanes::load(to + 16 * l), Lanes::splat(p.factor[row + i]), x);
+        x = fma(Lanes::load(to + 16 * l), Lanes::splat(p.factor[i]), x);
       }
       x.store(to + 16 * l);
     }
@@ -72,17 +72,14 @@ inline void product_tile(const Product& p, int64_t row, int64_t column) {
 // Of the groups [first, last) of 16 columns.
 template <bool kTransposed, Into kInto>
 inline void product(const Product& p, int64_t first, int64_t last) {
-  static_assert(4 % kQueries == 0);
-  for (int64_t row = 0; row < 4; row += kQueries) {
-    int64_t g = first;
-    for (; g + kValueLanes <= last; g += kValueLanes) {
-      product_tile<kQueries, kValueLanes, kTransposed, kInto>(p, row, 16 * g);
-    }
-    if constexpr (kValueLanes > 2) {
-      for (; g + 2 <= last; g += 2) product_tile<kQueries, 2, kTransposed, kInto>(p, row, 16 * g);
-    }
-    for (; g < last; ++g) product_tile<kQueries, 1, kTransposed, kInto>(p, row, 16 * g);
+  int64_t g = first;
+  for (; g + kTileLanes <= last; g += kTileLanes) {
+    product_tile<kTileLanes, kTransposed, kInto>(p, 16 * g);
   }
+  if constexpr (kTileLanes > 2) {
+    for (; g + 2 <= last; g += 2) product_tile<2, kTransposed, kInto>(p, 16 * g);
+  }
+  for (; g < last; ++g) product_tile<1, kTransposed, kInto>(p, 16 * g);
 }
 
 // ---- blocks
