@@ -157,8 +157,12 @@ Result<Json> tokenizer_json(const Vocabulary& v) {
                 {"merges", std::move(merges)}}}};
 }
 
-Status write_tokenizer(const HfTokenizer& text, const std::string& folder) {
+// Also names the special tokens in config.json, whose classes else assume those of their first
+// model.
+Status write_tokenizer(const HfTokenizer& text, const std::string& folder, Json* model_config) {
   const Vocabulary& v = text.vocabulary;
+  (*model_config)["bos_token_id"] = v.bos >= 0 ? Json(v.bos) : Json();
+  (*model_config)["eos_token_id"] = v.eos >= 0 ? Json(v.eos) : Json();
   HR_ASSIGN(const Json tokenizer, tokenizer_json(v));
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                  {"clean_up_tokenization_spaces", false},
@@ -173,19 +177,20 @@ Status write_tokenizer(const HfTokenizer& text, const std::string& folder) {
   return write_atomically(folder + "/tokenizer_config.json", dumped(config));
 }
 
-Status write_tokenizer_files(const TrainedWeights& w, const std::string& folder) {
+Status write_tokenizer_files(const TrainedWeights& w, const std::string& folder,
+                             Json* model_config) {
   const TrainConfig& c = w.config();
   if (c.data.tokenizer == "bytes") {
     HfTokenizer bytes;
     bytes.vocabulary = byte_tokens();
-    return write_tokenizer(bytes, folder);
+    return write_tokenizer(bytes, folder, model_config);
   }
   const std::string path = tokenizer_path(c);
   if (path.empty()) return {};  // the run knows tokens alone
   std::error_code ec;
   if (!std::filesystem::exists(path + "/tokenizer.json", ec)) {
     HR_ASSIGN(const HfTokenizer text, read_tokenizer_files(path));
-    return write_tokenizer(text, folder);
+    return write_tokenizer(text, folder, model_config);
   }
   for (const char* name : kTokenizerFiles) {
     if (!std::filesystem::exists(path + "/" + name, ec)) continue;
@@ -201,7 +206,7 @@ Status write_folder_texts(const TrainedWeights& weights, const ExportOptions& op
   HR_ASSIGN(Json config, config_of(weights));
   config.erase("dtype");
   config["torch_dtype"] = torch_name(options.dtype);
-  HR_TRY(write_tokenizer_files(weights, options.out));
+  HR_TRY(write_tokenizer_files(weights, options.out, &config));
   return write_atomically(options.out + "/config.json", dumped(config));
 }
 

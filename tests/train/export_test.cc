@@ -149,6 +149,9 @@ TEST(Export, ANewModelBecomesAFolderThatRuns) {
       ASSERT_TRUE(result.ok()) << result.status().message();
       EXPECT_EQ(result->step, 7);
       expect_trained(scratch.path("out/model"), DType::kF32, false);
+      std::ifstream in(scratch.path("out/model/config.json"));
+      const auto config = nlohmann::json::parse(in);
+      EXPECT_TRUE(config.at("eos_token_id").is_null());
       const auto model = load_model(scratch.path("out/model"));
       ASSERT_TRUE(model.ok()) << model.status().message();
       EXPECT_EQ((*model)->config.tied_embeddings, tied);
