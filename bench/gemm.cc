@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,13 +39,23 @@ std::vector<std::string> split(const std::string& text, char by) {
   return parts;
 }
 
-std::vector<std::byte> numbers(DType type, int64_t count) {
+struct Free {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+using Memory = std::unique_ptr<std::byte[], Free>;
+
+Memory room(Bytes bytes) {
+  return Memory(static_cast<std::byte*>(
+      std::aligned_alloc(4096, static_cast<size_t>(round_up(bytes, 4096)))));
+}
+
+Memory numbers(DType type, int64_t count) {
   const size_t element = type == DType::kBF16 ? 2 : 4;
-  std::vector<std::byte> bytes(static_cast<size_t>(count) * element);
+  Memory bytes = room(count * static_cast<Bytes>(element));
   for (int64_t i = 0; i < count; ++i) {
     const float value = static_cast<float>((i * 7919 + i / 31) % 61 - 30) / 32;
     const uint16_t half = f32_to_bf16(value);
-    std::memcpy(bytes.data() + static_cast<size_t>(i) * element,
+    std::memcpy(bytes.get() + static_cast<size_t>(i) * element,
                 element == 2 ? static_cast<const void*>(&half) : &value, element);
   }
   return bytes;
@@ -98,29 +109,28 @@ class Library {
 };
 
 void run(const Case& c, int repeat) {
-  const auto a = numbers(c.type, c.m * c.k), b = numbers(c.type, c.n * c.k);
-  std::vector<std::byte> y(static_cast<size_t>(c.m * c.n) * 4);
-  const GemmRows rows{b.data(), c.layout == GemmLayout::kLinear ? c.n : c.k, nullptr};
+  const Memory a = numbers(c.type, c.m * c.k), b = numbers(c.type, c.n * c.k);
+  const Memory y = numbers(DType::kF32, c.m * c.n);
+  const GemmRows rows{b.get(), c.layout == GemmLayout::kLinear ? c.n : c.k, nullptr};
   GemmArgs g;
   g.layout = c.layout;
   g.type = c.type;
   g.m = c.m, g.n = c.n, g.k = c.k;
-  g.a = a.data();
+  g.a = a.get();
   g.a_stride = c.layout == GemmLayout::kDw ? c.m : c.k;
   g.b = {&rows, 1};
   g.out_type = c.layout == GemmLayout::kDw ? DType::kF32 : c.type;
-  g.c = y.data();
+  g.c = y.get();
   g.c_stride = c.n;
   const Bytes bytes = gemm_workspace(g, c.threads);
-  std::byte* workspace = static_cast<std::byte*>(
-      std::aligned_alloc(4096, static_cast<size_t>(round_up(bytes, 4096))));
+  const Memory workspace = room(bytes);
   ThreadPool pool(c.threads);
   Library library(c, g);
   const clockid_t clock = c.threads == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
   double ours = 1e9, theirs = 1e9;
   for (int i = 0; i <= repeat; ++i) {
     const double begin = seconds(clock);
-    gemm(g, {workspace, static_cast<size_t>(bytes)}, pool);
+    gemm(g, {workspace.get(), static_cast<size_t>(bytes)}, pool);
     const double middle = seconds(clock);
     library.run();
     const double end = seconds(clock);
@@ -128,7 +138,6 @@ void run(const Case& c, int repeat) {
     ours = std::min(ours, middle - begin);
     theirs = std::min(theirs, end - middle);
   }
-  std::free(workspace);
   const double gflop = 2e-9 * static_cast<double>(c.m) * static_cast<double>(c.n * c.k);
   static const char* const kLayouts[] = {"linear", "dx", "dw"};
   std::printf("%-6s %-4s %5lld x %5lld x %5lld  threads %d  %6.1f GF/s", kLayouts[int(c.layout)],

@@ -50,7 +50,7 @@ struct GemmArgs {
   int64_t a_stride = 0;          // elements from row to row
   std::span<const GemmRows> b;   // all rows of B: n (kLinear) or k
   DType out_type = DType::kF32;  // of C and the residual: f32 or bf16
-  std::byte* c = nullptr;        // any alignment
+  std::byte* c = nullptr;        // aligned to its type
   int64_t c_stride = 0;          // elements from row to row, of the residual too
   bool add = false;              // C += instead of C =; f32 only
   float scale = 1;

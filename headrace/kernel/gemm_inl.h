@@ -21,19 +21,31 @@ static_assert(kMr <= gemm_layout::kMaxPanelRows && kNr <= gemm_layout::kMaxPanel
 
 constexpr int64_t kAhead = 16 * kNr;  // how far B is asked for in advance
 
-using Micro = void (*)(int64_t units, const float* a, const float* b, float* tile);
+// What a micro kernel reads and where its sums go.
+struct MicroArgs {
+  int64_t units;
+  const float* a;         // a panel of A
+  const float* b;         // [units][kNr]
+  const std::byte* next;  // 4 bytes a unit that will be read next: of the next panel of A
+  float* out;             // sums of the block, or what they are added to
+  int64_t out_stride;     // floats from row to row
+  bool add;
+};
+using Micro = void (*)(const MicroArgs& args);
 
-// tile[r][c] = the sum of one block. a: a panel of A; b: [units][kNr]; tile: [kMr][kNr].
 template <typename Multiply, int Rows, int Vectors, bool ByRow>
-void micro(int64_t units, const float* a, const float* b, float* tile) {
+void micro(const MicroArgs& args) {
   constexpr int64_t kRow = ByRow ? kRowStride : 1, kUnit = ByRow ? 1 : kColStride;
+  const float *a = args.a, *b = args.b;
+  const std::byte* next = args.next;
   Lanes c[Rows][Vectors];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < Vectors; ++v) c[r][v] = Lanes::zero();
   }
-  for (int64_t u = 0; u < units; ++u, a += kUnit, b += kNr) {
+  for (int64_t u = args.units; u > 0; --u, a += kUnit, b += kNr, next += 4) {
+    __builtin_prefetch(next, 0, 2);
     Lanes column[Vectors];
 #pragma GCC unroll 2
     for (int v = 0; v < Vectors; ++v) {
@@ -50,7 +62,11 @@ void micro(int64_t units, const float* a, const float* b, float* tile) {
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < Vectors; ++v) c[r][v].store(tile + r * kNr + 16 * v);
+    for (int v = 0; v < Vectors; ++v) {
+      float* out = args.out + r * args.out_stride + 16 * v;
+      if (args.add) c[r][v] = Lanes::load(out) + c[r][v];
+      c[r][v].store(out);
+    }
   }
 }
 
@@ -126,6 +142,8 @@ class PartRun {
   PartRun(const GemmArgs& g, const GemmPart& part, std::byte* scratch, const Micros& micros,
           bool flush)
       : g_(g), part_(part), flush_(flush), apart_(gemm_layout::keeps_sums_apart(g)),
+        has_bias_(g.layout == GemmLayout::kLinear && g.b[0].bias != nullptr),
+        as_is_(g.scale == 1 && !has_bias_ && g.residual == nullptr && g.out_type == DType::kF32),
         micros_(g.layout == GemmLayout::kDw ? micros.by_unit : micros.by_row) {
     const gemm_layout::Scratch s = gemm_layout::scratch_of(g);
     b_ = reinterpret_cast<float*>(scratch);
@@ -150,7 +168,6 @@ class PartRun {
  private:
   void tile(const GemmPart& t) {
     const int64_t cols = t.col_end - t.col_begin;
-    has_bias_ = g_.layout == GemmLayout::kLinear && g_.b[0].bias != nullptr;
     if (has_bias_) {
       RowCursor biases(g_);
       for (int64_t c = 0; c < cols; ++c) bias_[c] = biases.bias(t.col_begin + c);
@@ -201,68 +218,82 @@ class PartRun {
   void pack_a_rows(int64_t i, int64_t rows, int64_t p, int64_t depth) {
     const int64_t element = RowCursor::element(g_.type);
     for (int64_t r = 0; r < rows; ++r) {
-      float* out = a_ + r * kRowStride;
-      std::memcpy(out, g_.a + ((i + r) * g_.a_stride + p) * element,
-                  static_cast<size_t>(depth * element));
-      if (element == 2 && depth % 2 != 0) {
-        std::memset(reinterpret_cast<std::byte*>(out) + depth * 2, 0, 2);
-      }
+      pack_bytes(g_.a + ((i + r) * g_.a_stride + p) * element, depth * element, a_ + r * kRowStride);
     }
   }
 
   void multiply(const GemmPart& t, int64_t i, int64_t rows, int64_t p, int64_t units,
                 const float* panel) {
-    alignas(64) float sums[kMr * kNr];
     const int64_t cols = t.col_end - t.col_begin;
+    const bool by_row = g_.layout != GemmLayout::kDw;
     for (int64_t c = 0; c < cols; c += kNr) {
-      const int64_t here = std::min(kNr, cols - c), vectors = (here + 15) / 16;
-      const Micro fn = micros_[static_cast<size_t>(rows - 1)][static_cast<size_t>(vectors - 1)];
-      ask_for(t, i, rows, c, p, units);
-      const unsigned mode = _mm_getcsr();
-      if (flush_) _mm_setcsr(mode | 0x8040);  // FTZ, DAZ
-      fn(units, panel, b_ + c / kNr * panel_floats(units, kNr), sums);
-      if (flush_) _mm_setcsr(mode);
-      for (int64_t r = 0; r < rows; ++r) {
-        const Finish finish{g_, p == 0, p + kGemmBlock >= g_.k, has_bias_, i + r};
-        float* kept = apart_ ? sums_ + (i + r - t.row_begin) * sums_stride_ + c
-                             : reinterpret_cast<float*>(g_.c) + (i + r) * g_.c_stride +
-                                   t.col_begin + c;
-        for (int64_t v = 0; v < here; v += 16) {
-          const float* tile = sums + r * kNr + v;
-          const int64_t j = t.col_begin + c + v;
-          if (here - v >= 16) {
-            finish.row(tile, kept + v, bias_ + c + v, j, Full{});
-          } else {
-            finish.row(tile, kept + v, bias_ + c + v, j, Part{here - v});
-          }
+      // Each panel of columns brings one row of the next panel of A.
+      const int64_t next = std::min(i + rows + c / kNr, t.row_end - 1);
+      const std::byte* row = g_.a + (next * g_.a_stride + p) * RowCursor::element(g_.type);
+      MicroArgs args;
+      args.units = units;
+      args.a = panel;
+      args.b = b_ + c / kNr * panel_floats(units, kNr);
+      args.next = by_row ? row : reinterpret_cast<const std::byte*>(panel);
+      product(t, {i, rows, c, std::min(kNr, cols - c), p == 0, p + kGemmBlock >= g_.k}, args);
+    }
+  }
+
+  // A micro kernel's part of C: rows from row i of C on, columns from column c of the tile on.
+  struct Piece {
+    int64_t i, rows, c, cols;
+    bool first, last;  // block of k
+  };
+
+  void product(const GemmPart& t, const Piece& x, MicroArgs args) {
+    alignas(64) float tile[kMr * kNr];
+    const int64_t vectors = (x.cols + 15) / 16;
+    float* kept = apart_ ? sums_ + (x.i - t.row_begin) * sums_stride_ + x.c
+                         : reinterpret_cast<float*>(g_.c) + x.i * g_.c_stride + t.col_begin + x.c;
+    const int64_t kept_stride = apart_ ? sums_stride_ : g_.c_stride;
+    const bool add = x.first ? x.last && g_.add : true;
+    const bool straight = x.cols == 16 * vectors && !(flush_ && add) &&
+                          (!x.last || (as_is_ && (x.first || !apart_)));
+    args.out = straight ? kept : tile;
+    args.out_stride = straight ? kept_stride : kNr;
+    args.add = straight && add;
+    ask_for(t, x);
+    const unsigned mode = _mm_getcsr();
+    if (flush_) _mm_setcsr(mode | 0x8040);  // FTZ, DAZ
+    micros_[static_cast<size_t>(x.rows - 1)][static_cast<size_t>(vectors - 1)](args);
+    if (flush_) _mm_setcsr(mode);
+    if (straight) return;
+    for (int64_t r = 0; r < x.rows; ++r, kept += kept_stride) {
+      const Finish finish{g_, x.first, x.last, has_bias_, x.i + r};
+      for (int64_t v = 0; v < x.cols; v += 16) {
+        const float *from = tile + r * kNr + v, *bias = bias_ + x.c + v;
+        const int64_t j = t.col_begin + x.c + v;
+        if (x.cols - v >= 16) {
+          finish.row(from, kept + v, bias, j, Full{});
+        } else {
+          finish.row(from, kept + v, bias, j, Part{x.cols - v});
         }
       }
     }
   }
 
-  // Asks for what comes after this tile of C is multiplied: its unfinished sums or where it goes,
-  // and this share of the next panel of A.
-  void ask_for(const GemmPart& t, int64_t i, int64_t rows, int64_t c, int64_t p, int64_t units) {
+  // Asks for the lines that sums go to or are added to, before they are made. (Inlined by force:
+  // GCC takes a function that only prefetches for one without effects, and drops the call.)
+  [[gnu::always_inline]] inline void ask_for(const GemmPart& t, const Piece& x) {
     const int64_t size = apart_ ? 4 : RowCursor::element(g_.out_type);
-    const std::byte* first =
-        apart_ ? reinterpret_cast<std::byte*>(sums_ + (i - t.row_begin) * sums_stride_ + c)
-               : g_.c + (i * g_.c_stride + t.col_begin + c) * size;
-    for (int64_t r = 0; r < rows; ++r) {
-      const std::byte* row = first + r * (apart_ ? sums_stride_ : g_.c_stride) * size;
-      for (int64_t at = 0; at < kNr * size; at += 64) __builtin_prefetch(row + at, 1);
-    }
-    if (g_.layout == GemmLayout::kDw) return;
-    const int64_t element = RowCursor::element(g_.type), cols = t.col_end - t.col_begin;
-    const int64_t begin = units * 4 * c / cols, end = units * 4 * (c + kNr) / cols;
-    for (int64_t r = i + rows; r < std::min(i + rows + kMr, t.row_end); ++r) {
-      const std::byte* row = g_.a + (r * g_.a_stride + p) * element;
-      for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(row + at, 0, 2);
+    const int64_t stride = (apart_ ? sums_stride_ : g_.c_stride) * size;
+    const std::byte* row =
+        apart_ ? reinterpret_cast<std::byte*>(sums_ + (x.i - t.row_begin) * sums_stride_ + x.c)
+               : g_.c + (x.i * g_.c_stride + t.col_begin + x.c) * size;
+    for (int64_t r = 0; r < x.rows; ++r, row += stride) {
+      for (int64_t at = 0; at < kNr * size; at += 64) __builtin_prefetch(row + at);
     }
   }
 
   const GemmArgs& g_;
   const GemmPart& part_;
-  bool flush_, apart_, has_bias_ = false;
+  bool flush_, apart_, has_bias_;
+  bool as_is_;  // totals are C, or are added to it, as they are
   const MicroTable& micros_;
   float *b_, *a_, *bias_, *sums_;
   int64_t sums_stride_;

@@ -18,6 +18,18 @@ inline __m256i load_units(const void* p) {
 }
 inline void store_units(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
+// Copies and fills the last unit with 0. (GCC makes REP MOVS of a memcpy here, which took a tenth of
+// the whole product.)
+inline void pack_bytes(const std::byte* from, Bytes bytes, float* out) {
+  auto* to = reinterpret_cast<std::byte*>(out);
+  Bytes at = 0;
+  for (; at + 32 <= bytes; at += 32) store_units(to + at, load_units(from + at));
+  if (at == bytes) return;
+  std::byte last[32] = {};
+  std::memcpy(last, from + at, static_cast<size_t>(bytes - at));
+  store_units(to + at, load_units(last));
+}
+
 // out[c * out_stride + r] = unit c of row r, r and c < 8.
 inline void transpose_8x8(const std::byte* const* rows, Bytes at, float* out, int64_t out_stride) {
   __m256i a[8], b[8];
