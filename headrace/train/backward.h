@@ -2,11 +2,11 @@
 // (Linnainmaa 1976; Griewank and Walther, "Evaluating Derivatives", 2008.)
 //
 // Vocabulary
-//   contribution  what one op adds to the gradient of a tensor. The first is the gradient; later ones
-//                 are added by the op that makes them where it can (+add of hr.linear_dx and
-//                 hr.norm_dx), else by hr.add. A residual's gradient is that of the sum: no op at all.
-//   target        the gradient of a weight: written by the first op that has a part of it (outputs),
-//                 added to by all others (updates), in the order of the graph.
+//   contribution  what one op adds to the gradient of a tensor. The first is the gradient; later
+//                 ones are added by the op that makes them where it can (+add of hr.linear_dx and
+//                 hr.norm_dx), else by hr.add. A residual's gradient is that of the sum: no op.
+//   target        the gradient of a weight: written by the first op that has a part of it
+//                 (outputs), added to by all others (updates), in the order of the graph.
 //
 // Promises
 //   1. Nothing is computed for frozen weights, nor for what lies before the first trainable one.

@@ -6,7 +6,9 @@
 namespace headrace {
 namespace {
 
-double elements(const Tensor& t) { return static_cast<double>(t.rows) * static_cast<double>(t.cols); }
+double elements(const Tensor& t) {
+  return static_cast<double>(t.rows) * static_cast<double>(t.cols);
+}
 
 // Of a product of [T, k] with weights that are inputs `first` .. first + attr weights - 1.
 double product_flops(const Graph& g, const Op& op, double rows) {
@@ -17,15 +19,16 @@ double product_flops(const Graph& g, const Op& op, double rows) {
   return sum;
 }
 
-double attention_flops(const Graph& g, const Op& op, const Tensor& qkv) {
-  (void)g;
+double attention_flops(const Op& op, const Tensor& qkv) {
   const double width = op.attr(Attr::kHeads) * op.attr(Attr::kHeadDim);
   return 2 * static_cast<double>(qkv.rows) * op.attr(Attr::kSequence) * width;
 }
 
 double loss_flops(const Graph& g, const Op& op) {
   double vocab = 0;
-  for (size_t i = 1; i < op.inputs.size(); ++i) vocab += static_cast<double>(g.at(op.inputs[i]).rows);
+  for (size_t i = 1; i < op.inputs.size(); ++i) {
+    vocab += static_cast<double>(g.at(op.inputs[i]).rows);
+  }
   return 2 * elements(g.at(op.inputs[0])) * vocab * (1 + op.attr(Attr::kGrad));
 }
 
@@ -39,8 +42,8 @@ double flops_of(const Graph& g, const Op& op) {
     const TensorId dw = op.outputs.empty() ? op.updates[0] : op.outputs[0];
     return 2 * static_cast<double>(first.rows) * elements(g.at(dw));
   }
-  if (k == "hr.attention") return attention_flops(g, op, first);
-  if (k == "hr.attention_grad") return 2.5 * attention_flops(g, op, g.at(op.inputs[1]));
+  if (k == "hr.attention") return attention_flops(op, first);
+  if (k == "hr.attention_grad") return 2.5 * attention_flops(op, g.at(op.inputs[1]));
   if (k == "hr.loss") return loss_flops(g, op);
   if (k == "hr.adamw") return 15 * elements(first);
   return 4 * elements(first);

@@ -109,8 +109,9 @@ void ForwardBuilder::layer(int64_t layer) {
                                                        "self_attn.v_proj"},
                        stream_of(layer, kLoraQkv)};
   const TensorId o = attention(at, linear(qkv, n1, TensorId()));
-  const Product out = {
-      at + "attention.out", {gpt2 ? "attn.c_proj" : "self_attn.o_proj"}, stream_of(layer, kLoraOut)};
+  const Product out = {at + "attention.out",
+                       {gpt2 ? "attn.c_proj" : "self_attn.o_proj"},
+                       stream_of(layer, kLoraOut)};
   const TensorId x2 = project(out, o, x, stream_of(layer, kAttentionOut));
 
   const TensorId n2 =

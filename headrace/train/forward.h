@@ -1,11 +1,11 @@
 // ForwardBuilder: the forward ops of a step, a stage and a micro-batch at a time, in any order that
 // has the stages of each micro-batch one after the other.
 //
-// Stages: 0 is the embedding, 1 .. layers the layers, the last one the final norm and the loss (whose
-// gradients the backward pass turns on). Fused: q, k, v are one hr.linear, gate and up another; the
-// residual is added by the product before it, unless dropout stands between.
+// Stages: 0 is the embedding, 1 .. layers the layers, the last one the final norm and the loss
+// (whose gradients the backward pass turns on). Fused: q, k, v are one hr.linear, gate and up
+// another; the residual is added by the product before it, unless dropout stands between.
 //
-// Activations are called "layers.3.qkv", with "mb2." before it when there are several micro-batches.
+// Activations are called "layers.3.qkv", with "mb2." before it where micro-batches are several.
 #pragma once
 
 #include <map>

@@ -1,15 +1,15 @@
-// The whole training step as one cyclic Graph: forward, backward and optimizer of all micro-batches.
+// The whole training step as one cyclic Graph: forward, backward, optimizer, all micro-batches.
 //
 // Promises
-//   1. The graph passes verify(); its ops are those of ir/train_ops.h. Between two steps only kState
-//      tensors and frozen weights exist.
+//   1. The graph passes verify(); its ops are those of ir/train_ops.h. Between two steps only
+//      kState tensors and frozen weights exist.
 //   2. Losses, gradients and the parameters after the step are the same bits in both MicroOrders.
 //   3. Tensors of parameters and their states have the same names and shapes in training and
 //      evaluation steps of one model, whatever the StepShape.
 //   4. Outputs: "loss" [1, 1], the mean over counted targets; "clip" [1, 2], see add_optimizer().
 //
-// StepRows of a step: tokens and targets, sequences x sequence of them, micro-batch after micro-batch;
-// step, seed, loss_scale; rates, one a group and one for parameters of no group (group_of()).
+// StepRows of a step: tokens and targets, sequences x sequence of them, one micro-batch after the
+// other; step, seed, loss_scale; rates, one a group and one for all other parameters (group_of()).
 #pragma once
 
 #include <vector>

@@ -4,18 +4,18 @@
 //   parameter   a weight by its Hugging Face name, [rows, cols]; a product's is [outputs, inputs].
 //               LoRA's are "model.layers.0.self_attn.q_proj.lora_A.weight" [rank, in] and
 //               "... .lora_B.weight" [out, rank] (PEFT puts "base_model.model." before them).
-//   tile        a run of rows of a parameter that is a tensor of its own: tables (embedding, output)
-//               are cut into tiles of at most kTableTile bytes, all others are one tile. Tensor
-//               names are the parameter's, with ":0", ":1" ... where there are several tiles.
+//   tile        a run of rows of a parameter that is a tensor of its own: tables (embedding,
+//               output) are cut into tiles of at most kTableTile bytes, all others are one tile.
+//               Tensor names are the parameter's, with ":0", ":1" ... where tiles are several.
 //   transposed  GPT-2's files hold the weights of products as [inputs, outputs] (its Conv1D); ours
 //               are [outputs, inputs] like those of all others, under the same name: transpose on
 //               import and on export.
 //
 // Of each trainable tile the graph has, beside the tensor that the products read (kState, class
-// weight):  NAME.master f32 (only with Precision::kBf16, and not of what is f32 anyway),  NAME.m and
-// NAME.v f32 (AdamW) or NAME.m (SGD with momentum), all kState of class optimizer,  and NAME.grad
-// f32, an activation of class gradient. Frozen tiles are kWeight: file 0 holds them one after another
-// at page boundaries, see frozen_bytes().
+// weight):  NAME.master f32 (only with Precision::kBf16, and not of what is f32 anyway),  NAME.m
+// and NAME.v f32 (AdamW) or NAME.m (SGD with momentum), all kState of class optimizer,  and
+// NAME.grad f32, an activation of class gradient. Frozen tiles are kWeight: file 0 holds them one
+// after another at page boundaries, see frozen_bytes().
 #pragma once
 
 #include <string>

@@ -4,7 +4,7 @@
 usage: train_golden.py FOLDER
 
 Writes FOLDER/NAME.json and FOLDER/NAME.bin (gradients, f32, in the order of the JSON's list). Every
-model is written out below in plain PyTorch, from the papers; those that transformers has as well are
+model is written out below in plain PyTorch, from the papers; those that transformers has too are
 compared with it (1e-5, norm-wise). Parameters, tokens and targets come from a hash of their number,
 which the test computes too.
 
@@ -46,6 +46,9 @@ CASES = {
     "qwen2": dict(family="qwen2", tied=True, bias=True, eps=1e-6),
     "gpt2": dict(family="gpt2", kv_heads=4, ffn=64, tied=True, positions=11),
 }
+# Of these also the parameters after 50 steps, and how far PyTorch in float32 is from them.
+LONG = ["llama", "gpt2"]
+STEPS = 50
 LORA_TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]
 
 
@@ -133,7 +136,7 @@ def rotate(x, c):
     """[b, heads, t, d], pairs (i, i + d / 2)."""
     d = c["head_dim"]
     freq = torch.tensor(inv_freq(c), dtype=F64)
-    angle = torch.arange(x.shape[2], dtype=F64)[:, None] * freq
+    angle = (torch.arange(x.shape[2], dtype=F64)[:, None] * freq).to(x.dtype)
     a, b = x[..., : d // 2], x[..., d // 2:]
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
@@ -216,9 +219,10 @@ def gradients(c, p, step):
     return loss.item(), dict(zip(names, torch.autograd.grad(loss, [p[n] for n in names])))
 
 
-def train(c, steps):
-    """Losses of AdamW steps with the global norm clipped; decay of matrices alone."""
-    p = parameters(c)
+def train(c, steps, dtype=F64):
+    """Losses and norms of AdamW steps with the global norm clipped; decay of matrices alone. Also
+    the parameters at the end."""
+    p = {k: v.to(dtype) for k, v in parameters(c).items()}
     groups = [
         {"params": [v for v in trained(c, p).values() if v.dim() > 1], "weight_decay": 0.1},
         {"params": [v for v in trained(c, p).values() if v.dim() == 1], "weight_decay": 0.0},
@@ -233,7 +237,15 @@ def train(c, steps):
         norms.append(torch.nn.utils.clip_grad_norm_(list(trained(c, p).values()), 0.5).item())
         optimizer.step()
         losses.append(loss)
-    return losses, norms
+    return losses, norms, {k: v.detach().double() for k, v in trained(c, p).items()}
+
+
+def distance(a, b):
+    """|a - b| / |b| of all parameters together, but for biases of keys (within c_attn): a softmax does
+    not feel them, so that their gradient is rounding alone, which Adam scales up to whole steps."""
+    names = [k for k in b if not k.endswith("c_attn.bias")]
+    square = sum((a[k] - b[k]).pow(2).sum() for k in names)
+    return math.sqrt(square / sum(b[k].pow(2).sum() for k in names))
 
 
 def compare_with_transformers(name, c, grads, loss):
@@ -279,10 +291,16 @@ def main(folder):
         loss, grads = gradients(c, parameters(c), 0)
         if not c["lora"]:
             compare_with_transformers(name, c, grads, loss)
-        losses, norms = train(c, 4)
+        losses, norms, _ = train(c, 4)
         flat = np.concatenate([g.numpy().reshape(-1) for g in grads.values()])
         (folder / f"{name}.bin").write_bytes(flat.astype("<f4").tobytes())
-        text = json.dumps({**c, "inv_freq": inv_freq(c), "losses": losses, "norms": norms,
+        extra = {}
+        if name in LONG:
+            end = train(c, STEPS)[2]
+            extra["float32_distance"] = distance(train(c, STEPS, torch.float32)[2], end)
+            flat = np.concatenate([v.numpy().reshape(-1) for v in end.values()])
+            (folder / f"{name}_end.bin").write_bytes(flat.astype("<f4").tobytes())
+        text = json.dumps({**c, **extra, "inv_freq": inv_freq(c), "losses": losses, "norms": norms,
                            "gradients": list(grads)}, indent=1)
         (folder / f"{name}.json").write_text(text + "\n")
         print(name, loss, flat.size, "floats", losses)

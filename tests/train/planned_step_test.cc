@@ -1,4 +1,4 @@
-// Planned training steps, executed: losses, gradients' effects and states are those of the plain step,
+// Planned training steps, executed: losses and states are those of the plain step,
 // bit for bit, whatever moves between tiers and in whatever order micro-batches come.
 #include <gtest/gtest.h>
 
