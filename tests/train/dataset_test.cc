@@ -176,7 +176,7 @@ TEST_F(DatasetTest, WhatCannotBeTrainedOnIsRefusedByName) {
   add("empty.txt", "");
   expect_error(Code::kBadFile, "empty.txt");
   config_.data.files.clear();
-  add("image.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR and then some more", 40));
+  add("image.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR and then some more", 35));
   expect_error(Code::kBadFile, "byte 8 is NUL");
   config_.data.files.clear();
   add("short.txt", "12345678");
