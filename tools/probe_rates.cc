@@ -202,7 +202,7 @@ class RateProbe {
       rows.sequences.push_back(0);
       rows.positions.push_back(i);
     }
-    const KernelFn kernel = find_kernel(op.kind, DeviceKind::kCpu);
+    const KernelFn kernel = find_kernel(op, DeviceKind::kCpu);
     HR_CHECK(kernel != nullptr, "a norm kernel");
     const OpContext context{g, op, inputs, outputs, {}, workspace_, rows, pool_};
     m->vector_per_s = per_second(static_cast<double>(kRows * kCols),
