@@ -3,7 +3,9 @@
 // CPU, more by the wall.
 //
 //   gemm_bench [--threads 1,2] [--type f32] [--layout linear,dx,dw] [--repeat 12]
-//              [--shapes 4096x512x512,...]     (m x n x k)
+//              [--shapes 4096x512x512,...] [--isa avx2]
+//
+// A shape is tokens x outputs x inputs of a linear layer; each layout prints its own m x n x k.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -13,7 +13,7 @@ struct Grid {
 };
 
 // The cheapest way to cut C: multiply-adds, plus packing A once for every tile of columns and
-// packing B once, in the same unit (about 4 and 8 multiply-adds an element were measured).
+// packing B once, in the same unit (an element of A costs about 4 multiply-adds, one of B 8).
 Grid grid_of(const GemmArgs& g, int64_t threads) {
   using gemm_layout::kMaxPanelCols, gemm_layout::kTileCols;
   Grid best;
@@ -66,6 +66,7 @@ Bytes gemm_workspace(const GemmArgs& args, int threads) {
 
 void gemm(const GemmArgs& args, std::span<std::byte> workspace, ThreadPool& pool) {
   HR_CHECK(!args.add || args.out_type == DType::kF32, "only f32 sums are added to");
+  HR_CHECK(args.k > 0, "a product of no terms");
   if (args.m == 0 || args.n == 0) return;
   const Bytes scratch = gemm_layout::scratch_of(args).total();
   HR_CHECK(static_cast<Bytes>(workspace.size()) >= scratch * pool.size(), "gemm workspace");

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "headrace/kernel/gemm_layout.h"
 #include "headrace/kernel/half.h"
 
 namespace headrace {
@@ -232,10 +233,13 @@ TEST_F(Gemm, SeveralBlocksOfKAreAddedInOrder) {
 TEST_F(Gemm, MoreThanOneTileOfRowsAndColumns) {
   Options o;
   o.layout = GemmLayout::kDw;
-  o.m = 1100, o.n = 50, o.k = kGemmBlock + 2;
+  o.m = gemm_layout::kTileRows * 2 + 80, o.n = 50, o.k = kGemmBlock + 2;
   o.add = true;
   expect_equal_bits(o);
-  o.m = 20, o.n = 600;
+  o.m = 20, o.n = gemm_layout::kTileCols + 40;
+  expect_equal_bits(o);
+  o.layout = GemmLayout::kLinear;
+  o.k = 40, o.n = 3 * gemm_layout::kTileCols + 1;
   expect_equal_bits(o);
 }
 
