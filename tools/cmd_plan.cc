@@ -1,11 +1,13 @@
 // headrace plan: what a run would do, before anything is loaded; or the plan of one step.
 #include "headrace/report/timeline.h"
 #include "headrace/sim/simulate.h"
+#include "headrace/train/train_report.h"
 
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/plan_view.h"
 #include "tools/step_request.h"
+#include "tools/train_setup.h"
 
 namespace headrace::cli {
 namespace {
@@ -93,6 +95,50 @@ Status plan_step_file(const PlanOptions& o, FileKind kind, const std::string& te
   return tell_plan(std::get<StepPlan>(result), setup, o);
 }
 
+// Of a training config: the table, other budgets, the first choices in words.
+Status plan_training_file(const PlanOptions& o) {
+  const Console console = look_at_console();
+  TrainCliOptions t;
+  t.config = o.budget.model;
+  t.memory = o.budget.memory;
+  t.machine = o.budget.machine_file;
+  t.threads = o.budget.threads;
+  t.tiers = o.step.tiers;
+  HR_ASSIGN(const TrainSetup setup, read_train_setup(t));
+  HR_ASSIGN(const TrainPlan plan, plan_training(setup.options, setup.model));
+  if (!o.output.empty()) HR_TRY(write_file(o.output, to_text(plan.plan.program)));
+  if (!o.html.empty()) {
+    HR_TRY(write_file(o.html, timeline_html(make_timeline(plan.plan.program, plan.plan.predicted))));
+  }
+  HR_ASSIGN(const std::vector<TrainBudget> budgets, other_budgets(plan));
+  if (o.json) {
+    JsonWriter json;
+    json.begin_object();
+    json.field("version", HEADRACE_VERSION);
+    write_train_plan(plan, json);
+    json.key("budgets").begin_array();
+    for (const TrainBudget& b : budgets) {
+      json.begin_object().field("memory_bytes", b.memory_bytes).field("fits", b.fits);
+      if (b.fits) {
+        json.field("predicted_s_per_step", static_cast<double>(b.step_ns) * 1e-9);
+        json.field("moved_bytes_per_step", b.moved_bytes);
+      }
+      json.end_object();
+    }
+    json.end_array();
+    json.end_object();
+    return print_output(json.take());
+  }
+  std::string out = train_plan_table(plan, console.output_style) + "\n" +
+                    train_budget_table(plan, budgets);
+  if (o.explain || o.all) {
+    out += "\n" + explain_text(plan.plan, plan.arena_bytes,
+                               o.all ? plan.plan.choices.size() : kExplained,
+                               console.output_style);
+  }
+  return print_output(out);
+}
+
 // Options that only one kind of plan has.
 Status check_options(const PlanOptions& o, FileKind kind, const CLI::App& verb) {
   const bool model = kind == FileKind::kModel;
@@ -123,9 +169,11 @@ Status plan(const PlanOptions& o, const CLI::App& verb) {
   }
   if (kind == FileKind::kUnknown) {
     return error(Code::kBadFile, "%s is %s: a model is a GGUF file or a Hugging Face folder; a step "
-                 "is JSON with \"step\", \"headrace_workload\" or \"kernels\", or a graph",
+                 "is JSON with \"step\", \"headrace_workload\" or \"kernels\", or a graph; a training "
+                 "config has \"data\"",
                  o.budget.model.c_str(), text.empty() ? "empty" : kind_text(kind));
   }
+  if (kind == FileKind::kTraining) return plan_training_file(o);
   HR_TRY(check_options(o, step ? kind : FileKind::kModel, verb));
   return step ? plan_step_file(o, kind, text) : plan_model(o);
 }
@@ -135,10 +183,11 @@ Status plan(const PlanOptions& o, const CLI::App& verb) {
 void add_plan(CLI::App& app, Action* action) {
   auto o = std::make_shared<PlanOptions>();
   CLI::App* verb = app.add_subcommand(
-      "plan", "Show what a run would do, without loading weights; or plan a step");
+      "plan", "Show what a run or a training would do, before it starts; or plan a step");
   add_budget_options(*verb, &o->budget);
   verb->get_option("model")->description(
-      "Model (GGUF file, Hugging Face folder), or a step: workload or step config (JSON), graph");
+      "Model (GGUF file, Hugging Face folder), training config (JSON), or a step: workload or step "
+      "config (JSON), graph");
   verb->get_option("--memory")->description(
       "Models: budget of the whole process; steps: of the device. 512MiB, 24GiB, 60% (of auto), "
       "auto");

@@ -10,7 +10,7 @@
 namespace {
 
 constexpr const char* kVerbs =
-    "run, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe, export";
+    "run, train, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe, export";
 
 // CLI11 would call an unknown verb an unexpected argument.
 bool unknown_verb(const CLI::App& app, int argc, char** argv) {
@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, 256 * 1024);
   const int usage = headrace::exit_code(headrace::Code::kUsage);
 
-  CLI::App app("Runs language models that do not fit the memory at hand.", "headrace");
+  CLI::App app("Runs and trains language models that do not fit the memory at hand.", "headrace");
   app.set_version_flag("--version", std::string("headrace ") + HEADRACE_VERSION);
   app.footer(
       "Exit codes: 0 done, 2 usage, 3 does not fit the budget, 4 bad or unsupported "
@@ -43,6 +43,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   headrace::cli::Action action;
   headrace::cli::add_run(app, &action);
+  headrace::cli::add_train(app, &action);
   headrace::cli::add_plan(app, &action);
   headrace::cli::add_sim(app, &action);
   headrace::cli::add_timeline(app, &action);

@@ -49,6 +49,7 @@ std::string to_json(const Machine& m) {
                  {"latency_ns", t.latency_ns}};
     if (t.duplex) tier["duplex"] = true;
     if (t.group >= 0) tier["group"] = t.group;
+    if (t.alignment != 1) tier["alignment"] = t.alignment;
     j["tiers"].push_back(std::move(tier));
   }
   for (const auto& [kernel, model] : m.kernels) {
@@ -79,7 +80,7 @@ Status read_tier(const ReadJson& j, size_t number, TierInfo* t) {
   const JsonFields f(j, "the machine file: tier", number);
   HR_TRY(f.all({"name", "capacity", "load_bytes_per_s", "store_bytes_per_s", "latency_ns"}));
   HR_TRY(f.only({"name", "capacity", "load_bytes_per_s", "store_bytes_per_s", "latency_ns",
-                 "duplex", "group"}));
+                 "duplex", "group", "alignment"}));
   int64_t group = t->group;
   HR_TRY(f.text("name", &t->name));
   HR_TRY(f.integer("capacity", INT64_MIN, INT64_MAX, &t->capacity));
@@ -88,6 +89,7 @@ Status read_tier(const ReadJson& j, size_t number, TierInfo* t) {
   HR_TRY(f.integer("latency_ns", INT64_MIN, INT64_MAX, &t->latency_ns));
   HR_TRY(f.flag("duplex", &t->duplex));
   HR_TRY(f.integer("group", -1, INT32_MAX, &group));
+  HR_TRY(f.integer("alignment", 1, kPage, &t->alignment));
   t->group = static_cast<int32_t>(group);
   return {};
 }

@@ -75,6 +75,9 @@ struct Tensor {
   FileExtent source;               // kWeight, kGathered (the whole table)
   KvSlot slot;                     // kState that is KV
   DataClass data_class = DataClass::kActivation;
+  // Extents of it, on the device and elsewhere, start on a multiple and are whole multiples: kPage
+  // for what tiers that move pages (TierInfo::alignment) shall take. Of what comes from files: kPage.
+  Bytes alignment = kLine;
   std::vector<float> constant;     // kConstant, f32 [rows, cols]
   bool operator==(const Tensor&) const = default;
 };

@@ -73,6 +73,9 @@ Result<Tensor> parse_tensor(text::Reader& in) {
   if (in.take("class")) {
     HR_ASSIGN(t.data_class, enum_of<DataClass>(in, kDataClassCount));
   }
+  if (in.take("align")) {
+    HR_ASSIGN(t.alignment, in.integer());
+  }
   if (in.take("values")) {
     if (t.rows < 1 || t.cols < 1 || t.rows > INT32_MAX / t.cols) {
       return in.fail("a constant of impossible shape");
@@ -139,6 +142,7 @@ std::string to_text(const Graph& graph) {
       out += text_of(" slot %d %d %d", t.slot.layer, t.slot.sequence, t.slot.segment);
     }
     if (t.data_class != DataClass::kActivation) out += text_of(" class %s", name_of(t.data_class));
+    if (t.alignment != kLine) out += text_of(" align %lld", static_cast<long long>(t.alignment));
     if (!t.constant.empty()) {
       out += " values";
       for (float v : t.constant) out += ' ' + text::number(static_cast<double>(v));

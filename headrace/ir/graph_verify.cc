@@ -84,6 +84,9 @@ class Verifier {
                              t.source.offset > kMostElements || t.source.bytes > kMostElements)) {
       return bad("impossible file extent", t.name);
     }
+    if (t.alignment != kLine && t.alignment != kPage) {
+      return bad("an alignment that is neither a line nor a page", t.name);
+    }
     if (t.role == Role::kGathered && t.rows != g_.max_rows) {
       return bad("gathered rows are not those of a step", t.name);
     }

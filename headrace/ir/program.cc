@@ -50,12 +50,17 @@ LoadExtent load_extent(const FileExtent& source) {
 Bytes device_bytes(const Tensor& tensor) {
   if (tensor.role == Role::kWeight) return load_extent(tensor.source).bytes;
   if (tensor.role == Role::kGathered) return round_up(tensor.bytes, kPage);
-  return round_up(tensor.bytes, kLine);
+  return round_up(tensor.bytes, tensor.alignment);
+}
+
+Bytes alignment_of(const Tensor& tensor) {
+  const bool from_file = tensor.role == Role::kWeight || tensor.role == Role::kGathered;
+  return from_file ? kPage : tensor.alignment;
 }
 
 Bytes range_bytes(const Tensor& tensor, const Range& range, Codec codec) {
   const Bytes all = codec == Codec::kNone ? device_bytes(tensor)
-                                          : round_up(encoded_bytes(codec, tensor), kLine);
+                                          : round_up(encoded_bytes(codec, tensor), tensor.alignment);
   return range.bytes < 0 ? all - range.begin : range.bytes;
 }
 
@@ -112,6 +117,7 @@ void append_tier(std::string& out, const TierInfo& t) {
          text_of(" latency %lld", static_cast<long long>(t.latency_ns));
   if (t.duplex) out += " duplex";
   if (t.group != -1) out += text_of(" group %d", t.group);
+  if (t.alignment != 1) out += text_of(" align %lld", static_cast<long long>(t.alignment));
   out += '\n';
 }
 
@@ -185,6 +191,9 @@ Result<TierInfo> parse_tier(text::Reader& in) {
   t.duplex = in.take("duplex");
   if (in.take("group")) {
     HR_ASSIGN(t.group, in.small_integer());
+  }
+  if (in.take("align")) {
+    HR_ASSIGN(t.alignment, in.integer());
   }
   return t;
 }

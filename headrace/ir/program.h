@@ -34,8 +34,9 @@
 //             stream's instructions complete in the order listed. A Detach completes when its waits
 //             have and when the stream-0 instructions listed before it have; it delays nobody.
 //             Nothing else counts, not even that a transfer is listed after an op.
-//   alignment offsets are multiples of kLine, of kPage for what is loaded from files (weights,
-//             gathered rows) on the device; so is the begin of a range.
+//   alignment offsets on the device are multiples of alignment_of(tensor), and so is the begin of a
+//             range; elsewhere they are multiples of Tensor::alignment. A tier stores only what is
+//             aligned as TierInfo says.
 //
 // Promises, all checked by verify(Program)
 //   1. every operand of a compute step is resident there in one piece and in its present version
@@ -118,6 +119,9 @@ struct TierInfo {
   Nanos latency_ns = 0;
   bool duplex = false;          // loads and stores do not slow each other
   int32_t group = -1;           // tiers of one group share one link; -1: a link of its own
+  // What is stored there has at least this alignment (Tensor::alignment): kPage for a disk that is
+  // written past the page cache.
+  Bytes alignment = 1;
   bool operator==(const TierInfo&) const = default;
 };
 
@@ -161,10 +165,12 @@ struct LoadExtent {
 };
 LoadExtent load_extent(const FileExtent& source);
 // Arena bytes that a residency of `tensor` takes: page-rounded superset for weights, the size
-// rounded to kLine otherwise.
+// rounded to its alignment otherwise.
 Bytes device_bytes(const Tensor& tensor);
+// What extents of `tensor` on the device are multiples of: kPage for what is loaded from files.
+Bytes alignment_of(const Tensor& tensor);
 // The bytes of `range` of a tensor in the form `codec`: of device_bytes, or encoded_bytes rounded
-// to kLine.
+// to the tensor's alignment.
 Bytes range_bytes(const Tensor& tensor, const Range& range, Codec codec = Codec::kNone);
 
 // Ok, or the first broken promise, with the step and the names. Plays one cycle, or two when the

@@ -114,7 +114,7 @@ class Form {
                             headrace::name_of(codec)));
     }
     const Bytes total = all_of(t, codec).end;
-    const Bytes unit = from_file(t) ? kPage : kLine;
+    const Bytes unit = alignment_of(t);
     const bool inside = range.begin >= 0 && range.begin < total && range.bytes != 0 &&
                         range.bytes >= -1 && range.bytes <= total - range.begin;
     if (!inside || range.begin % unit != 0) {

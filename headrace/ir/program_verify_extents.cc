@@ -19,10 +19,14 @@ Status check_extent(const Program& p, const Residency& r) {
     return broken("extent of " + name_of(p, r) + " is outside " +
                   (device ? "the arena" : "tier '" + p.tiers[r.tier.index()].name + "'"));
   }
-  const Role role = r.tensor.valid() ? g.at(r.tensor).role : Role::kActivation;
-  const bool from_file = role == Role::kWeight || role == Role::kGathered;
-  if (r.offset % (device && from_file ? kPage : kLine) != 0) {
-    return broken("extent of " + name_of(p, r) + " is misaligned");
+  const Bytes unit = !r.tensor.valid() ? kLine
+                     : device          ? alignment_of(g.at(r.tensor))
+                                       : g.at(r.tensor).alignment;
+  if (r.offset % unit != 0) return broken("extent of " + name_of(p, r) + " is misaligned");
+  if (!device && unit < p.tiers[r.tier.index()].alignment) {
+    return broken(text_of("%s is in tier '%s', which takes multiples of %lld bytes",
+                          name_of(p, r).c_str(), p.tiers[r.tier.index()].name.c_str(),
+                          static_cast<long long>(p.tiers[r.tier.index()].alignment)));
   }
   return {};
 }

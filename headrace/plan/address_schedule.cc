@@ -527,6 +527,7 @@ bool can_plan_in_addresses(const Problem& p) {
   for (const Value& v : p.values) {
     all += v.bytes;
     if (v.home.valid() || v.rule != nullptr) return false;
+    if (p.graph->at(v.tensor).alignment != kLine) return false;
     const bool there = v.persistent || v.on_device_at_entry;
     if (v.producer < 0 && !there) return false;
   }

@@ -335,10 +335,7 @@ class Walker {
   TierId resting_tier(int32_t v) {
     for (size_t t = 1; t < p_.machine->tiers.size(); ++t) {
       const TierInfo& tier = p_.machine->tiers[t];
-      const PlacementRule* rule = value(v).rule;
-      const bool forbidden =
-          rule != nullptr && std::find(rule->forbidden_tiers.begin(), rule->forbidden_tiers.end(),
-                                       tier.name) != rule->forbidden_tiers.end();
+      const bool forbidden = !may_store(p_, value(v), TierId(static_cast<int64_t>(t)));
       if (resting_.size() <= t) resting_.resize(t + 1, 0);
       const Bytes bytes = form_bytes(v, Codec::kNone);
       if (forbidden || (tier.capacity > 0 && resting_[t] + bytes > tier.capacity)) continue;

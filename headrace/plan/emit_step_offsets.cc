@@ -12,15 +12,15 @@ namespace {
 constexpr int64_t kGreedyWork = 30'000'000;
 constexpr int64_t kGreedyWorkABuffer = 4'000;
 
-// Extents that files are read into start on a page.
+// One for all extents of a tier: the largest that a tensor there asks for.
 Bytes alignment_of(const Problem& p, const Draft& d, TierId tier) {
-  if (tier != kDevice) return kLine;
+  Bytes most = kLine;
   for (const Residency& r : d.program.residencies) {
-    if (!r.tensor.valid()) continue;
-    const Role role = p.graph->at(r.tensor).role;
-    if (role == Role::kWeight || role == Role::kGathered) return kPage;
+    if (!r.tensor.valid() || r.tier != tier) continue;
+    const Tensor& t = p.graph->at(r.tensor);
+    most = std::max(most, tier == kDevice ? headrace::alignment_of(t) : t.alignment);
   }
-  return kLine;
+  return most;
 }
 
 struct TierProblem {

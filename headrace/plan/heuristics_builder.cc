@@ -26,12 +26,8 @@ TierId storing_tier(const Problem& p, const Value& value) {
   TierId best;
   for (size_t t = 1; t < p.machine->tiers.size(); ++t) {
     const TierInfo& tier = p.machine->tiers[t];
-    if (!(tier.store_bytes_per_s > 0)) continue;
+    if (!may_store(p, value, TierId(static_cast<int64_t>(t)))) continue;
     if (tier.capacity > 0 && value.bytes > tier.capacity) continue;
-    if (value.rule != nullptr) {
-      const auto& no = value.rule->forbidden_tiers;
-      if (std::find(no.begin(), no.end(), tier.name) != no.end()) continue;
-    }
     const bool better = !best.valid() || tier.load_bytes_per_s >
                                              p.machine->tiers[best.index()].load_bytes_per_s;
     if (better) best = TierId(static_cast<int64_t>(t));
@@ -116,7 +112,7 @@ class GapScheduler {
   Bytes remote_bytes(int32_t v) const {
     const Value& value = p_.values[static_cast<size_t>(v)];
     if (value.rule == nullptr || !value.rule->remote || value.rule->remote_max_bytes == 0) return 0;
-    const Bytes unit = value.home.valid() ? kPage : kLine;
+    const Bytes unit = alignment_of(p_.graph->at(value.tensor));
     const Bytes part = round_down(value.rule->remote_max_bytes, unit);
     return part >= value.bytes ? 0 : part;
   }

@@ -54,13 +54,12 @@ State::State(const Problem& problem, const PlaceOptions& options)
     for (int32_t k : value.touches) s.touches.push_back({k, 0, true});
     s.gaps.resize(s.touches.size() + 1);
     for (int32_t i = 0; i < static_cast<int32_t>(s.gaps.size()); ++i) charge(v, i, 1);
-    if (value.rule == nullptr) continue;
-    pinned_[at(v)] = value.rule->pinned;
-    for (const std::string& name : value.rule->forbidden_tiers) {
+    pinned_[at(v)] = value.rule != nullptr && value.rule->pinned;
+    for (size_t t = 1; t < tiers.size(); ++t) {
+      const TierId tier(static_cast<int64_t>(t));
+      if (value.home == tier || may_store(problem, value, tier)) continue;
       forbidden_[at(v)].resize(tiers.size(), false);
-      for (size_t t = 0; t < tiers.size(); ++t) {
-        if (tiers[t].name == name) forbidden_[at(v)][t] = true;
-      }
+      forbidden_[at(v)][t] = true;
     }
   }
   flush();

@@ -313,6 +313,15 @@ std::vector<OpId> program_order(const Graph& graph) {
   return order;
 }
 
+bool may_store(const Problem& problem, const Value& value, TierId tier) {
+  const TierInfo& t = problem.machine->tiers[tier.index()];
+  if (!(t.store_bytes_per_s > 0)) return false;
+  if (t.alignment > problem.graph->at(value.tensor).alignment) return false;
+  if (value.rule == nullptr) return true;
+  const auto& no = value.rule->forbidden_tiers;
+  return std::find(no.begin(), no.end(), t.name) == no.end();
+}
+
 std::vector<Bytes> resident_profile(const Problem& problem) {
   const int32_t n = problem.size();
   std::vector<Bytes> change(static_cast<size_t>(n) + 1, 0);

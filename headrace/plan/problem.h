@@ -75,6 +75,10 @@ std::vector<OpId> program_order(const Graph& graph);
 //              choice
 Result<Problem> make_problem(const StepRequest& request, const std::vector<OpId>& order);
 
+// Whether the tier takes what the value is: it can be stored to, is aligned no coarser than the value,
+// and no rule forbids it.
+bool may_store(const Problem& problem, const Value& value, TierId tier);
+
 // The bytes held at each position when nothing moves.
 std::vector<Bytes> resident_profile(const Problem& problem);
 // The most of a profile; 0 when it is empty.

@@ -90,10 +90,19 @@ class Planner {
     o.recompute = c.recompute;
     for (MicroOrder order : {MicroOrder::kLayerMajor, MicroOrder::kBatchMajor}) {
       HR_ASSIGN(TrainStep step, build_train_step(model_, shape(order), c.optimizer, o));
+      align(&step.workload.graph);
       steps_.push_back(std::make_shared<TrainStep>(std::move(step)));
       if (c.accumulation == 1) break;  // the orders are the same
     }
     return {};
+  }
+
+  // Disks are written in pages: what is worth moving has whole ones.
+  static void align(Graph* g) {
+    for (Tensor& t : g->tensors) {
+      const bool plain = t.role == Role::kState || t.role == Role::kActivation;
+      if (plain && t.bytes >= kPage / 2) t.alignment = kPage;
+    }
   }
 
   // The device, the file of frozen parameters if there is one, and where state goes.
@@ -108,7 +117,7 @@ class Planner {
       plan_.frozen_file = o.config.out + "/frozen.weights";
       TierInfo file = disk;
       file.name = "file";
-      file.store_bytes_per_s = 0;
+      file.capacity = 1;  // nothing is stored there
       file.group = 0;
       m.tiers.push_back(file);
     }
@@ -117,8 +126,12 @@ class Planner {
     for (StateTier& tier : tiers) {
       TierInfo t = disk;
       t.name = tier.name;
-      HR_ASSIGN(const Bytes room, free_on_disk(tier.folder));
-      t.capacity = tier.capacity > 0 ? std::min(tier.capacity, room) : room;
+      t.capacity = tier.capacity;
+      if (!tier.folder.empty()) {
+        HR_ASSIGN(const Bytes room, free_on_disk(tier.folder));
+        t.capacity = tier.capacity > 0 ? std::min(tier.capacity, room) : room;
+        t.alignment = kPage;
+      }
       t.group = plan_.frozen_file.empty() ? -1 : 0;  // one disk
       m.tiers.push_back(t);
     }
@@ -179,7 +192,7 @@ class Planner {
   }
 
   Status refusal(const Infeasible& no, const Graph& graph) const {
-    const Bytes beside = plan_.options.memory_bytes - no.budget;
+    const Bytes beside = plan_.ledger.reserved();
     StepRequestFacts facts;
     facts.workload = plan_.options.config.name;
     facts.machine = plan_.machine.name;

@@ -20,7 +20,7 @@ namespace headrace {
 // Beside the device, the tiers of `machine` that state may live in: name and folder.
 struct StateTier {
   std::string name;
-  std::string folder;    // on a disk
+  std::string folder;    // on a disk; empty: in this process's memory, beside the budget
   Bytes capacity = 0;    // 0: what the disk has free
 };
 

@@ -1,0 +1,441 @@
+#include "headrace/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <numeric>
+
+#include "headrace/tier/fault_tier.h"
+#include "tests/tier/tier_testing.h"
+#include "tests/train/step_models.h"
+
+namespace headrace {
+namespace {
+
+using test::small_gpt2;
+using test::small_llama;
+using test::small_qwen2;
+using testing::HasSubstr;
+using testing_tier::TempFolder;
+
+// A run folder, its data, and whatever a test wants of a run.
+struct TestRun {
+  explicit TestRun(StepModel m = small_llama()) : model(std::move(m)) {
+    o.config.name = "test";
+    o.config.out = folder.path() + "/run";
+    std::filesystem::create_directories(o.config.out);
+    o.config.precision = model.precision;
+    o.config.batch = 2;
+    o.config.sequence = 16;
+    o.config.accumulation = 2;
+    o.config.steps = 10;
+    o.config.optimizer.rate = 1e-2;
+    o.config.data.format = "u16";
+    o.config.data.files = {folder.path() + "/data.u16"};
+    std::ofstream data(o.config.data.files[0], std::ios::binary);
+    uint32_t x = 1;
+    for (int i = 0; i < 4000; ++i) {
+      x = x * 1664525u + 1013904223u;
+      // Two in three tokens follow from the one before: something to learn.
+      const uint16_t token = i % 3 == 0 ? static_cast<uint16_t>((x >> 16) % 67)
+                                        : static_cast<uint16_t>((token_ * 5 + 3) % 67);
+      token_ = token;
+      data.write(reinterpret_cast<const char*>(&token), sizeof token);
+    }
+    data.close();
+    o.memory_bytes = 4 * kGiB;
+    o.threads = 1;
+    o.profile = false;
+    o.tiers = {{"host", "", kGiB}};
+    o.machine = Machine::defaults(1);
+    o.machine.tiers[1].store_bytes_per_s = o.machine.tiers[1].load_bytes_per_s;
+  }
+
+  Status open_data() {
+    if (data != nullptr) return {};
+    HR_ASSIGN(data, Dataset::open(o.config, o.config.data.files, "train", nullptr, model.vocab));
+    return {};
+  }
+
+  Result<TrainPlan> plan() const { return plan_training(o, model); }
+
+  Result<std::unique_ptr<Trainer>> start(const std::string& checkpoint = "",
+                                         const EngineOptions& options = {}) {
+    HR_TRY(open_data());
+    HR_ASSIGN(TrainPlan p, plan());
+    Trainer::Sources s;
+    s.data = data.get();
+    s.eval_data = data.get();
+    s.initial = [this](const Parameter& tile, int64_t begin, std::span<float> out) {
+      // By name and place, so that every run has the same.
+      uint32_t h = 2166136261u;
+      for (char c : tile.name) h = (h ^ static_cast<uint8_t>(c)) * 16777619u;
+      for (size_t i = 0; i < out.size(); ++i) {
+        uint32_t x = h + static_cast<uint32_t>(tile.row_begin * tile.cols + begin) +
+                     static_cast<uint32_t>(i);
+        x = (x ^ x >> 16) * 0x7feb352du;
+        x = (x ^ x >> 15) * 0x846ca68bu;
+        const float u = static_cast<float>(static_cast<int32_t>(x)) * 0x1p-31f;
+        const bool norm = tile.kind == ParameterKind::kVector;
+        out[i] = norm ? (tile.name.ends_with("bias") ? 0.0f : 1.0f) : u * 0.1f;
+        if (tile.name == spoiled) out[i] = std::numeric_limits<float>::infinity();
+      }
+      return Status();
+    };
+    return Trainer::start(std::move(p), s, checkpoint, {}, options);
+  }
+
+  // All saved state as bytes, in the order of the parameters.
+  static std::vector<std::byte> state(Trainer& t) {
+    std::vector<std::byte> out;
+    const Graph& g = t.plan().step->workload.graph;
+    for (const Parameter& p : t.plan().step->parameters) {
+      for (TensorId id : {p.param, p.master, p.m, p.v}) {
+        if (!id.valid() || g.at(id).role != Role::kState) continue;
+        std::vector<std::byte> bytes(static_cast<size_t>(g.at(id).bytes));
+        EXPECT_TRUE(t.engine().read(g.at(id).name, 0, bytes).ok());
+        out.insert(out.end(), bytes.begin(), bytes.end());
+      }
+    }
+    return out;
+  }
+
+  struct Outcome {
+    std::vector<double> losses, norms;
+    std::vector<std::byte> state;
+    bool operator==(const Outcome&) const = default;
+  };
+  static Outcome finish(Trainer& t, int64_t steps) {
+    Outcome out;
+    while (t.done() < steps) {
+      auto step = t.step();
+      EXPECT_TRUE(step.ok()) << step.status().message();
+      if (!step.ok()) return out;
+      out.losses.push_back(step->loss);
+      out.norms.push_back(step->gradient_norm.value_or(0));
+    }
+    out.state = state(t);
+    return out;
+  }
+  Outcome outcome(int64_t steps, const EngineOptions& options = {}) {
+    auto t = start("", options);
+    EXPECT_TRUE(t.ok()) << t.status().message();
+    return t.ok() ? finish(**t, steps) : Outcome();
+  }
+  // Arenas from all to the least that a plan is found for.
+  std::vector<Bytes> arenas() const {
+    auto p = plan();
+    EXPECT_TRUE(p.ok()) << p.status().message();
+    std::vector<Bytes> out = {p->arena_bytes};
+    TrainOptions smaller = o;
+    smaller.threads = 2;  // workspaces grow with threads
+    for (double share : {0.7, 0.5, 0.4, 0.3, 0.25, 0.2}) {
+      smaller.arena_bytes = round_up(static_cast<Bytes>(share * static_cast<double>(out[0])), kPage);
+      if (plan_training(smaller, model).ok()) out.push_back(smaller.arena_bytes);
+    }
+    return out;
+  }
+
+  TempFolder folder;
+  StepModel model;
+  TrainOptions o;
+  std::string spoiled;  // a parameter that starts at infinity
+  std::unique_ptr<Dataset> data;
+
+ private:
+  uint16_t token_ = 0;
+};
+
+TEST(Trainer, TheLossFalls) {
+  for (StepModel m : {small_llama(), small_qwen2(), small_gpt2()}) {
+    TestRun run(std::move(m));
+    const TestRun::Outcome out = run.outcome(40);
+    ASSERT_EQ(out.losses.size(), 40u) << run.model.name;
+    EXPECT_NEAR(out.losses[0], std::log(67.0), 0.3) << run.model.name;
+    EXPECT_LT(out.losses[39], 0.75 * out.losses[0]) << run.model.name;
+  }
+}
+
+TEST(Trainer, EveryArenaAndNumberOfThreadsGivesTheSameBits) {
+  TestRun run;
+  run.o.config.optimizer.clip_norm = 1;
+  const TestRun::Outcome want = run.outcome(5);
+  const std::vector<Bytes> arenas = run.arenas();
+  ASSERT_GE(arenas.size(), 3u);
+  for (Bytes arena : arenas) {
+    for (int threads : {1, 2}) {
+      run.o.arena_bytes = arena;
+      run.o.threads = threads;
+      EXPECT_TRUE(run.outcome(5) == want) << arena << " bytes, " << threads << " threads";
+    }
+  }
+}
+
+TEST(Trainer, WhereStateLivesChangesNothing) {
+  TestRun run;
+  const TestRun::Outcome want = run.outcome(200);
+  run.o.arena_bytes = run.arenas()[1];  // less would have to move what is smaller than a page
+  const StateTier host = {"host", "", kGiB}, small = {"small", "", 64 * kKiB};
+  const StateTier disk = {"disk", run.o.config.out, 0};
+  const std::vector<std::vector<StateTier>> mixes = {
+      {host}, {disk}, {small, disk}, {disk, host}, {small, host, disk}};
+  for (const std::vector<StateTier>& mix : mixes) {
+    run.o.tiers = mix;
+    EXPECT_TRUE(run.outcome(200) == want) << mix.size() << " tiers, first " << mix[0].name;
+  }
+}
+
+TEST(Trainer, EveryPrecisionIsTheSameAtEveryArena) {
+  for (Precision precision : {Precision::kBf16, Precision::kBf16Stochastic}) {
+    StepModel m = small_llama();
+    m.precision = precision;
+    TestRun run(m);
+    const TestRun::Outcome want = run.outcome(4);
+    ASSERT_EQ(want.losses.size(), 4u);
+    run.o.arena_bytes = run.arenas().back();
+    EXPECT_TRUE(run.outcome(4) == want) << name_of(precision);
+  }
+}
+
+TEST(Trainer, DelaysAndReorderingOfTransfersChangeNothing) {
+  TestRun run;
+  const TestRun::Outcome want = run.outcome(4);
+  run.o.arena_bytes = run.arenas().back();
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    EngineOptions options;
+    options.wrap = [seed](std::unique_ptr<Tier> inner, size_t) {
+      FaultPlan faults;
+      faults.delay_polls = 3;
+      faults.reorder_polls = 20;
+      faults.seed = seed;
+      faults.max_tickets = 1024;
+      return make_fault_tier(std::move(inner), faults);
+    };
+    EXPECT_TRUE(run.outcome(4, options) == want) << seed;
+  }
+}
+
+TEST(Trainer, PoisonInFreedMemoryAndChecksumsChangeNothing) {
+  TestRun run;
+  const TestRun::Outcome want = run.outcome(4);
+  run.o.arena_bytes = run.arenas().back();
+  run.o.paranoid = true;
+  EXPECT_TRUE(run.outcome(4) == want);
+}
+
+TEST(Trainer, ARunInterruptedAfterAnyStepGoesOnBitForBit) {
+  TestRun whole;
+  whole.o.config.optimizer.clip_norm = 0.5;
+  whole.model.dropout = 0.1;
+  const TestRun::Outcome want = whole.outcome(10);
+  const std::vector<Bytes> arenas = whole.arenas();
+  for (int64_t stop = 1; stop < 10; ++stop) {
+    TestRun run;
+    run.o = whole.o;
+    run.model = whole.model;
+    run.o.config.out = run.folder.path();
+    auto first = run.start();
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    (void)TestRun::finish(**first, stop);
+    ASSERT_TRUE((*first)->save().ok());
+    first->reset();
+    // Another budget, another number of threads.
+    run.o.arena_bytes = arenas[static_cast<size_t>(stop) % arenas.size()];
+    run.o.threads = 1 + static_cast<int>(stop % 2);
+    auto checkpoint = latest_checkpoint(run.o.config.out);
+    ASSERT_TRUE(checkpoint.ok());
+    ASSERT_FALSE(checkpoint->empty());
+    auto second = run.start(*checkpoint);
+    ASSERT_TRUE(second.ok()) << second.status().message();
+    EXPECT_EQ((*second)->done(), stop);
+    const TestRun::Outcome rest = TestRun::finish(**second, 10);
+    EXPECT_TRUE(rest.state == want.state) << stop;
+    EXPECT_EQ(rest.losses, std::vector<double>(want.losses.begin() + stop, want.losses.end()));
+  }
+}
+
+TEST(Trainer, ACheckpointOfAnotherModelIsRefused) {
+  TestRun run;
+  auto t = run.start();
+  ASSERT_TRUE(t.ok());
+  (void)TestRun::finish(**t, 1);
+  ASSERT_TRUE((*t)->save().ok());
+  auto checkpoint = latest_checkpoint(run.o.config.out);
+  ASSERT_TRUE(checkpoint.ok());
+  run.model.ffn = 56;
+  auto other = run.start(*checkpoint);
+  ASSERT_FALSE(other.ok());
+  EXPECT_EQ(other.status().code(), Code::kUsage);
+  EXPECT_THAT(other.status().message(), HasSubstr("mlp.gate_proj.weight"));
+}
+
+TEST(Trainer, AccumulationGivesTheGradientNormOfOneBigBatch) {
+  std::vector<double> norms;
+  for (int64_t accumulation : {1, 2, 4, 8}) {
+    TestRun run;
+    run.o.config.accumulation = accumulation;
+    run.o.config.batch = 8 / accumulation;
+    run.o.config.optimizer.clip_norm = 1e9;
+    const TestRun::Outcome out = run.outcome(1);
+    ASSERT_EQ(out.norms.size(), 1u);
+    norms.push_back(out.norms[0]);
+  }
+  for (double norm : norms) EXPECT_NEAR(norm, norms[0], 2e-6 * norms[0]);
+}
+
+TEST(Trainer, EvaluationsInBetweenChangeNothing) {
+  TestRun run;
+  run.model.dropout = 0.2;
+  const TestRun::Outcome want = run.outcome(4);
+  auto t = run.start();
+  ASSERT_TRUE(t.ok());
+  TestRun::Outcome out;
+  std::vector<double> evaluations;
+  for (int step = 0; step < 4; ++step) {
+    for (int twice = 0; twice < 2; ++twice) {
+      auto loss = (*t)->evaluate();
+      ASSERT_TRUE(loss.ok()) << loss.status().message();
+      evaluations.push_back(*loss);
+    }
+    auto r = (*t)->step();
+    ASSERT_TRUE(r.ok());
+    out.losses.push_back(r->loss);
+  }
+  EXPECT_EQ(out.losses, want.losses);
+  EXPECT_TRUE(TestRun::state(**t) == want.state);
+  EXPECT_EQ(evaluations[0], evaluations[1]);
+  EXPECT_LT(evaluations[6], evaluations[0]);
+}
+
+TEST(Trainer, ALossThatIsNotANumberStopsTheRunNamesTheOpAndSparesTheParameters) {
+  TestRun run;
+  run.spoiled = "model.layers.1.mlp.up_proj.weight";
+  auto t = run.start();
+  ASSERT_TRUE(t.ok());
+  const std::vector<std::byte> before = TestRun::state(**t);
+  auto step = (*t)->step();
+  ASSERT_FALSE(step.ok());
+  EXPECT_EQ(step.status().code(), Code::kNotFinite);
+  EXPECT_THAT(step.status().message(), HasSubstr("step 1: the loss is"));
+  EXPECT_THAT(step.status().message(), HasSubstr("layers.1."));
+  EXPECT_EQ((*t)->done(), 0);
+}
+
+TEST(Trainer, OnRequestAStepThatIsNotFiniteIsSkippedAndChangesNothing) {
+  TestRun run;
+  run.spoiled = "model.layers.1.mlp.up_proj.weight";
+  run.o.config.on_nan = "skip";
+  auto t = run.start();
+  ASSERT_TRUE(t.ok());
+  const std::vector<std::byte> before = TestRun::state(**t);
+  auto step = (*t)->step();
+  ASSERT_TRUE(step.ok()) << step.status().message();
+  EXPECT_TRUE(step->skipped);
+  EXPECT_EQ((*t)->done(), 1);
+  EXPECT_TRUE(TestRun::state(**t) == before);
+}
+
+TEST(Trainer, AFailedTransferEndsTheRunAndLeavesTheCheckpointAsItWas) {
+  TestRun run;
+  const TestRun::Outcome want = run.outcome(4);
+  run.o.arena_bytes = run.arenas().back();
+  auto good = run.start();
+  ASSERT_TRUE(good.ok());
+  (void)TestRun::finish(**good, 2);
+  ASSERT_TRUE((*good)->save().ok());
+  good->reset();
+  auto checkpoint = latest_checkpoint(run.o.config.out);
+  ASSERT_TRUE(checkpoint.ok());
+  int failed = 0;
+  for (int64_t k = 1; k < 4000; k = k * 3 / 2 + 1) {
+    EngineOptions options;
+    options.wrap = [k](std::unique_ptr<Tier> inner, size_t) {
+      FaultPlan faults;
+      faults.fail_at = k;
+      faults.max_tickets = 1024;
+      return make_fault_tier(std::move(inner), faults);
+    };
+    auto t = run.start(*checkpoint, options);
+    Status status = t.status();
+    while (status.ok() && (*t)->done() < 4) status = (*t)->step().status();
+    if (status.ok()) break;
+    ++failed;
+    EXPECT_EQ(status.code(), Code::kIo) << k;
+    EXPECT_THAT(status.message(), HasSubstr("injected: object")) << k;
+    if (t.ok()) {
+      EXPECT_FALSE((*t)->step().ok()) << "nothing runs after an error";
+    }
+  }
+  EXPECT_GT(failed, 3);
+  auto again = run.start(*checkpoint);
+  ASSERT_TRUE(again.ok());
+  EXPECT_TRUE(TestRun::finish(**again, 4).state == want.state);
+}
+
+TEST(Trainer, FrozenAndUnusedParametersAndGroupsDoNotDisturbClipping) {
+  StepModel m = small_llama();
+  m.frozen = {"embed_tokens", "layers.0.mlp"};
+  TestRun run(m);
+  run.o.config.optimizer.clip_norm = 0.1;
+  ParameterGroup slow;
+  slow.match = "layers.1";
+  slow.rate_scale = 0.1;
+  slow.weight_decay = 0;
+  run.o.config.optimizer.groups = {slow};
+  const TestRun::Outcome want = run.outcome(5);
+  ASSERT_EQ(want.losses.size(), 5u);
+  EXPECT_LT(want.losses[4], want.losses[0]);
+  run.o.arena_bytes = run.arenas().back();
+  EXPECT_TRUE(run.outcome(5) == want);
+}
+
+TEST(Trainer, LoraTrainsItsOwnParametersAloneAtEveryArena) {
+  StepModel m = small_llama();
+  m.lora.rank = 4;
+  m.lora.targets = {"q_proj", "v_proj", "down_proj"};
+  TestRun run(m);
+  const TestRun::Outcome want = run.outcome(40);
+  ASSERT_EQ(want.losses.size(), 40u);
+  const auto mean = [&](size_t begin) {
+    return std::accumulate(want.losses.begin() + static_cast<std::ptrdiff_t>(begin),
+                           want.losses.begin() + static_cast<std::ptrdiff_t>(begin) + 8, 0.0) / 8;
+  };
+  EXPECT_LT(mean(32), 0.98 * mean(0));
+  run.o.arena_bytes = run.arenas().back();
+  EXPECT_TRUE(run.outcome(40) == want);
+}
+
+TEST(Trainer, NothingIsLeftInTheFolderButWhatARunIs) {
+  TestRun run;
+  run.o.arena_bytes = run.arenas().back();
+  for (int i = 0; i < 3; ++i) {
+    auto t = run.start();
+    ASSERT_TRUE(t.ok());
+    (void)TestRun::finish(**t, 1);
+  }
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(run.o.config.out)) {
+    EXPECT_TRUE(entry.is_directory() || entry.path().extension() == ".tokens") << entry.path();
+  }
+}
+
+TEST(Trainer, ABudgetThatIsTooSmallIsRefusedWithTheLeastThatWouldDo) {
+  TestRun run;
+  run.o.memory_bytes = kMiB;
+  auto p = run.plan();
+  ASSERT_FALSE(p.ok());
+  EXPECT_EQ(p.status().code(), Code::kDoesNotFit);
+  run.o.memory_bytes = 4 * kGiB;
+  run.o.arena_bytes = 8 * kPage;
+  p = run.plan();
+  ASSERT_FALSE(p.ok());
+  EXPECT_EQ(p.status().code(), Code::kDoesNotFit);
+  EXPECT_THAT(p.status().message(), HasSubstr("the least budget is"));
+}
+
+}  // namespace
+}  // namespace headrace

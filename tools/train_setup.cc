@@ -1,0 +1,107 @@
+#include "tools/train_setup.h"
+
+#include <sys/statfs.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "headrace/base/system_memory.h"
+#include "headrace/train/safe_file.h"
+#include "tools/quick_probe.h"
+#include "tools/step_input.h"
+
+namespace headrace::cli {
+namespace {
+
+constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458f6;
+
+// A folder on a disk; it is made where it is not there.
+Status check_folder(const std::string& name, const std::string& folder) {
+  HR_TRY(make_folders(folder));
+  struct statfs info = {};
+  if (::statfs(folder.c_str(), &info) != 0) {
+    return error(Code::kIo, "cannot look at %s: %s", folder.c_str(), std::strerror(errno));
+  }
+  if (info.f_type != kTmpfs && info.f_type != kRamfs) return {};
+  return error(Code::kUsage,
+               "%s: %s is in memory (tmpfs), which is what the budget is about; name a folder on a "
+               "disk",
+               name.c_str(), folder.c_str());
+}
+
+// "NAME=FOLDER[:BYTES]".
+Result<StateTier> read_tier(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) {
+    return error(Code::kUsage, "--tier %s: write NAME=FOLDER or NAME=FOLDER:BYTES", text.c_str());
+  }
+  StateTier tier;
+  tier.name = text.substr(0, equals);
+  tier.folder = text.substr(equals + 1);
+  if (const size_t colon = tier.folder.rfind(':'); colon != std::string::npos) {
+    const auto size = parse_size(tier.folder.substr(colon + 1), 0);
+    if (!size.ok()) return size.status().within("--tier " + tier.name);
+    tier.capacity = *size;
+    tier.folder.resize(colon);
+  }
+  if (tier.name == "device" || tier.name == "file") {
+    return error(Code::kUsage, "--tier %s: that name is taken; choose another", tier.name.c_str());
+  }
+  HR_TRY(check_folder("--tier " + tier.name, tier.folder));
+  return tier;
+}
+
+Result<Bytes> read_memory(const TrainCliOptions& o) {
+  BudgetOptions b;
+  b.memory = o.memory;
+  HR_ASSIGN(const Setup setup, read_setup(b));
+  return setup.session.memory_bytes;
+}
+
+}  // namespace
+
+void add_train_options(CLI::App& verb, TrainCliOptions* o) {
+  verb.add_option("config", o->config, "What to train: a JSON file, see docs/guide/training.md")
+      ->required();
+  verb.add_option("--memory", o->memory,
+                  "Budget of the whole process: 512MiB, 2GB, 60% (of auto), auto")
+      ->capture_default_str();
+  verb.add_option("--threads", o->threads, "Worker threads (default: every CPU)")
+      ->check(CLI::Range(1, 1024));
+  verb.add_option("--steps", o->steps, "Optimizer steps, instead of the config's")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  verb.add_option("--tier", o->tiers,
+                  "NAME=FOLDER[:BYTES]: state may go there (default: the run's folder); not tmpfs");
+  verb.add_option("--machine", o->machine,
+                  "Rates of this machine (default: the run's disk is probed once)");
+  verb.add_flag("--no-profile", o->no_profile,
+                "Predict how long ops take instead of measuring each once");
+  verb.add_flag("--paranoid", o->paranoid,
+                "Check what comes back from files, fill freed memory with NaN");
+}
+
+Result<TrainSetup> read_train_setup(const TrainCliOptions& o) {
+  TrainSetup setup;
+  TrainOptions& t = setup.options;
+  HR_ASSIGN(t.config, read_train_config(o.config));
+  if (o.steps > 0) t.config.steps = o.steps;
+  HR_TRY(check_folder("\"out\"", t.config.out));
+  for (const std::string& tier : o.tiers) {
+    HR_ASSIGN(StateTier read, read_tier(tier));
+    t.tiers.push_back(std::move(read));
+  }
+  t.threads = o.threads > 0 ? o.threads : default_threads();
+  HR_ASSIGN(t.memory_bytes, read_memory(o));
+  t.profile = !o.no_profile;
+  t.paranoid = o.paranoid;
+  if (o.machine.empty()) {
+    t.machine = quick_machine(t.config.out, t.threads);
+  } else {
+    HR_ASSIGN(t.machine, read_step_machine(o.machine));
+  }
+  HR_ASSIGN(setup.initial, InitialWeights::open(t.config));
+  setup.model = setup.initial->model();
+  return setup;
+}
+
+}  // namespace headrace::cli
