@@ -3,7 +3,7 @@
 // CPU, more by the wall.
 //
 //   gemm_bench [--threads 1,2] [--type f32] [--layout linear,dx,dw] [--repeat 12]
-//              [--shapes 4096x512x512,...] [--isa avx2]
+//              [--shapes 4096x512x512,...] [--isa avx2] [--residual 1]
 //
 // A shape is tokens x outputs x inputs of a linear layer; each layout prints its own m x n x k.
 #include <algorithm>
@@ -68,6 +68,7 @@ struct Case {
   DType type;
   int64_t m, n, k;
   int threads;
+  bool residual = false;  // ours only
 };
 
 // Seconds of one call of the library; 0 without it.
@@ -124,6 +125,8 @@ void run(const Case& c, int repeat) {
   g.out_type = c.layout == GemmLayout::kDw ? DType::kF32 : c.type;
   g.c = y.get();
   g.c_stride = c.n;
+  const Memory residual = numbers(g.out_type, c.m * c.n);
+  if (c.residual) g.residual = residual.get();
   const Bytes bytes = gemm_workspace(g, c.threads);
   const Memory workspace = room(bytes);
   ThreadPool pool(c.threads);
@@ -153,7 +156,7 @@ void run(const Case& c, int repeat) {
 }
 
 int main_of(int argc, char** argv) {
-  std::string threads = "1,2", types = "f32", layouts = "linear,dx,dw", repeat = "12", isa;
+  std::string threads = "1,2", types = "f32", layouts = "linear,dx,dw", repeat = "12", isa, residual;
   std::string shapes = "4096x512x512,4096x512x1408,4096x8192x512,4096x768x3072";
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
@@ -162,6 +165,7 @@ int main_of(int argc, char** argv) {
     if (name == "--layout") layouts = argv[i + 1];
     if (name == "--repeat") repeat = argv[i + 1];
     if (name == "--shapes") shapes = argv[i + 1];
+    if (name == "--residual") residual = argv[i + 1];
     if (name == "--isa") isa = argv[i + 1];
   }
   if (isa == "avx2") force_isa(Isa::kAvx2);
@@ -182,6 +186,7 @@ int main_of(int argc, char** argv) {
           if (c.layout == GemmLayout::kDx) std::swap(c.n, c.k);
           if (c.layout == GemmLayout::kDw) c = {c.layout, c.type, c.n, c.k, c.m, 1};
           c.threads = std::atoi(t.c_str());
+          c.residual = residual == "1" && c.layout != GemmLayout::kDw;
           run(c, std::atoi(repeat.c_str()));
         }
       }

@@ -27,9 +27,10 @@ struct MicroArgs {
   const float* a;         // a panel of A
   const float* b;         // [units][kNr]
   const std::byte* next;  // 4 bytes a unit that will be read next: of the next panel of A
-  float* out;             // sums of the block, or what they are added to
+  float* out;             // where the sums of the block go
   int64_t out_stride;     // floats from row to row
-  bool add;
+  const float* more;      // what they are added to; null: nothing
+  int64_t more_stride;
 };
 using Micro = void (*)(const MicroArgs& args);
 
@@ -63,9 +64,10 @@ void micro(const MicroArgs& args) {
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < Vectors; ++v) {
-      float* out = args.out + r * args.out_stride + 16 * v;
-      if (args.add) c[r][v] = Lanes::load(out) + c[r][v];
-      c[r][v].store(out);
+      if (args.more != nullptr) {
+        c[r][v] = Lanes::load(args.more + r * args.more_stride + 16 * v) + c[r][v];
+      }
+      c[r][v].store(args.out + r * args.out_stride + 16 * v);
     }
   }
 }
@@ -143,7 +145,7 @@ class PartRun {
           bool flush)
       : g_(g), part_(part), flush_(flush), apart_(gemm_layout::keeps_sums_apart(g)),
         has_bias_(g.layout == GemmLayout::kLinear && g.b[0].bias != nullptr),
-        as_is_(g.scale == 1 && !has_bias_ && g.residual == nullptr && g.out_type == DType::kF32),
+        as_is_(g.scale == 1 && !has_bias_ && g.out_type == DType::kF32),
         micros_(g.layout == GemmLayout::kDw ? micros.by_unit : micros.by_row) {
     const gemm_layout::Scratch s = gemm_layout::scratch_of(g);
     b_ = reinterpret_cast<float*>(scratch);
@@ -249,14 +251,16 @@ class PartRun {
     alignas(64) float tile[kMr * kNr];
     const int64_t vectors = (x.cols + 15) / 16;
     float* kept = apart_ ? sums_ + (x.i - t.row_begin) * sums_stride_ + x.c
-                         : reinterpret_cast<float*>(g_.c) + x.i * g_.c_stride + t.col_begin + x.c;
+                         : c_floats() + x.i * g_.c_stride + t.col_begin + x.c;
     const int64_t kept_stride = apart_ ? sums_stride_ : g_.c_stride;
-    const bool add = x.first ? x.last && g_.add : true;
-    const bool straight = x.cols == 16 * vectors && !(flush_ && add) &&
-                          (!x.last || (as_is_ && (x.first || !apart_)));
+    const bool straight = x.cols == 16 * vectors && goes_straight(x);
     args.out = straight ? kept : tile;
     args.out_stride = straight ? kept_stride : kNr;
-    args.add = straight && add;
+    args.more = !straight || (x.first && !(x.last && g_.add)) ? nullptr : kept;
+    args.more_stride = kept_stride;
+    if (straight && x.last && g_.residual != nullptr) {
+      args.more = reinterpret_cast<const float*>(g_.residual) + (kept - c_floats());
+    }
     ask_for(t, x);
     const unsigned mode = _mm_getcsr();
     if (flush_) _mm_setcsr(mode | 0x8040);  // FTZ, DAZ
@@ -277,23 +281,48 @@ class PartRun {
     }
   }
 
+  float* c_floats() const { return reinterpret_cast<float*>(g_.c); }
+
+  // Whether the micro kernel itself can store, and add the one thing there is to be added: unfinished
+  // sums, C, or the residual. Not what it would add with FTZ and DAZ set.
+  bool goes_straight(const Piece& x) const {
+    if (!x.last) return x.first || !flush_;
+    if (!as_is_) return false;
+    const int more = (x.first ? 0 : 1) + (g_.add ? 1 : 0) + (g_.residual != nullptr ? 1 : 0);
+    return more == 0 || (more == 1 && !flush_);
+  }
+
   // Asks for the lines that sums go to or are added to, before they are made. (Inlined by force:
   // GCC takes a function that only prefetches for one without effects, and drops the call.)
   [[gnu::always_inline]] inline void ask_for(const GemmPart& t, const Piece& x) {
-    const int64_t size = apart_ ? 4 : RowCursor::element(g_.out_type);
-    const int64_t stride = (apart_ ? sums_stride_ : g_.c_stride) * size;
-    const std::byte* row =
-        apart_ ? reinterpret_cast<std::byte*>(sums_ + (x.i - t.row_begin) * sums_stride_ + x.c)
-               : g_.c + (x.i * g_.c_stride + t.col_begin + x.c) * size;
-    for (int64_t r = 0; r < x.rows; ++r, row += stride) {
-      for (int64_t at = 0; at < kNr * size; at += 64) __builtin_prefetch(row + at);
+    struct Lines {
+      const void* at;
+      int64_t stride, bytes;
+    };
+    Lines lines[3];
+    int count = 0;
+    const int64_t element = RowCursor::element(g_.out_type), stride = g_.c_stride * element;
+    const int64_t at = (x.i * g_.c_stride + t.col_begin + x.c) * element;
+    if (apart_) {
+      const float* sums = sums_ + (x.i - t.row_begin) * sums_stride_ + x.c;
+      lines[count++] = {sums, sums_stride_ * 4, kNr * 4};
+    }
+    if (x.last || !apart_) lines[count++] = {g_.c + at, stride, kNr * element};
+    if (x.last && g_.residual != nullptr) {
+      lines[count++] = {g_.residual + at, stride, kNr * element};
+    }
+    for (int i = 0; i < count; ++i) {
+      const std::byte* row = static_cast<const std::byte*>(lines[i].at);
+      for (int64_t r = 0; r < x.rows; ++r, row += lines[i].stride) {
+        for (int64_t b = 0; b < lines[i].bytes; b += 64) __builtin_prefetch(row + b);
+      }
     }
   }
 
   const GemmArgs& g_;
   const GemmPart& part_;
   bool flush_, apart_, has_bias_;
-  bool as_is_;  // totals are C, or are added to it, as they are
+  bool as_is_;  // neither scale nor bias nor rounding: totals are added or stored as they are
   const MicroTable& micros_;
   float *b_, *a_, *bias_, *sums_;
   int64_t sums_stride_;
