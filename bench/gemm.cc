@@ -156,7 +156,8 @@ void run(const Case& c, int repeat) {
 }
 
 int main_of(int argc, char** argv) {
-  std::string threads = "1,2", types = "f32", layouts = "linear,dx,dw", repeat = "12", isa, residual;
+  std::string threads = "1,2", types = "f32", layouts = "linear,dx,dw";
+  std::string repeat = "12", isa, residual;
   std::string shapes = "4096x512x512,4096x512x1408,4096x8192x512,4096x768x3072";
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];

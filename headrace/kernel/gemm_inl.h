@@ -220,7 +220,8 @@ class PartRun {
   void pack_a_rows(int64_t i, int64_t rows, int64_t p, int64_t depth) {
     const int64_t element = RowCursor::element(g_.type);
     for (int64_t r = 0; r < rows; ++r) {
-      pack_bytes(g_.a + ((i + r) * g_.a_stride + p) * element, depth * element, a_ + r * kRowStride);
+      const std::byte* row = g_.a + ((i + r) * g_.a_stride + p) * element;
+      pack_bytes(row, depth * element, a_ + r * kRowStride);
     }
   }
 
@@ -283,8 +284,8 @@ class PartRun {
 
   float* c_floats() const { return reinterpret_cast<float*>(g_.c); }
 
-  // Whether the micro kernel itself can store, and add the one thing there is to be added: unfinished
-  // sums, C, or the residual. Not what it would add with FTZ and DAZ set.
+  // Whether the micro kernel itself can store, and add the one thing there is to be added:
+  // unfinished sums, C, or the residual. Not what it would add with FTZ and DAZ set.
   bool goes_straight(const Piece& x) const {
     if (!x.last) return x.first || !flush_;
     if (!as_is_) return false;

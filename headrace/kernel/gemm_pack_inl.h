@@ -18,8 +18,8 @@ inline __m256i load_units(const void* p) {
 }
 inline void store_units(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
-// Copies and fills the last unit with 0. (GCC makes REP MOVS of a memcpy here, which took a tenth of
-// the whole product.)
+// Copies and fills the last unit with 0. (GCC makes REP MOVS of a memcpy here, which took a tenth
+// of the whole product.)
 inline void pack_bytes(const std::byte* from, Bytes bytes, float* out) {
   auto* to = reinterpret_cast<std::byte*>(out);
   Bytes at = 0;
