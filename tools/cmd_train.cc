@@ -13,6 +13,9 @@
 namespace headrace::cli {
 namespace {
 
+// The first step meets cold memory and files.
+constexpr int64_t kStepsBeforeReplan = 3;
+
 struct TrainRunOptions {
   TrainCliOptions train;
   bool resume = false;
@@ -102,6 +105,7 @@ class TrainRun {
       HR_ASSIGN(const TrainStepReport step, trainer_->step());
       figures_.add(step);
       print_error(step_line(step, figures_, c.steps) + "\n");
+      if (figures_.steps == kStepsBeforeReplan) HR_TRY(replan());
       HR_TRY(metrics_->add(step, figures_, trainer_->engine()));
       if (c.eval_every > 0 && (step.step % c.eval_every == 0 || step.step == c.steps)) {
         HR_ASSIGN(const double loss, trainer_->evaluate());
@@ -112,6 +116,17 @@ class TrainRun {
       if (due && step.step < c.steps) HR_TRY(save());
     }
     return figures_.steps > 0 ? save() : Status();
+  }
+
+  Status replan() {
+    const int64_t left = trainer_->plan().options.config.steps - trainer_->done();
+    HR_ASSIGN(figures_.replanned, trainer_->replan(left));
+    const Trainer::Replanned& r = figures_.replanned;
+    if (r.swapped) {
+      notice("planned again with measured times: %s a step instead of %s",
+             human_time(r.after_ns).c_str(), human_time(r.before_ns).c_str());
+    }
+    return {};
   }
 
   Status save() {

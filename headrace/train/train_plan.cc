@@ -34,20 +34,6 @@ Result<Bytes> free_on_disk(const std::string& folder) {
   return static_cast<Bytes>(info.f_bavail) * static_cast<Bytes>(info.f_frsize);
 }
 
-StepRequest request_of(const TrainPlan& plan, const std::shared_ptr<const TrainStep>& step,
-                       Bytes arena) {
-  StepRequest r;
-  r.name = plan.options.config.name;
-  r.workload = std::shared_ptr<const Workload>(step, &step->workload);
-  r.machine = &plan.machine;
-  r.budget = arena;
-  r.cost.rows = step->workload.graph.max_rows;
-  r.goal = Goal::kThroughput;
-  r.recompute = plan.options.config.recompute;
-  r.reorder = false;  // the builder's order keeps gradients and activations short-lived
-  return r;
-}
-
 class Planner {
  public:
   Planner(const TrainOptions& options, const StepModel& model) : model_(model) {
@@ -177,7 +163,7 @@ class Planner {
     bool have = false;
     Status refused;
     for (const auto& step : steps_) {
-      HR_ASSIGN(StepResult result, plan_step(request_of(plan_, step, room())));
+      HR_ASSIGN(StepResult result, plan_step(train_request(plan_, step, room())));
       if (const Infeasible* no = std::get_if<Infeasible>(&result)) {
         if (refused.ok()) refused = refusal(*no, step->workload.graph);
         continue;
@@ -221,6 +207,20 @@ class Planner {
 
 }  // namespace
 
+StepRequest train_request(const TrainPlan& plan, const std::shared_ptr<const TrainStep>& step,
+                       Bytes arena) {
+  StepRequest r;
+  r.name = plan.options.config.name;
+  r.workload = std::shared_ptr<const Workload>(step, &step->workload);
+  r.machine = &plan.machine;
+  r.budget = arena;
+  r.cost.rows = step->workload.graph.max_rows;
+  r.goal = Goal::kThroughput;
+  r.recompute = plan.options.config.recompute;
+  r.reorder = false;  // the builder's order keeps gradients and activations short-lived
+  return r;
+}
+
 Result<std::vector<TrainBudget>> other_budgets(const TrainPlan& plan) {
   std::vector<TrainBudget> out;
   const Bytes beside = plan.ledger.reserved() - plan.arena_bytes;
@@ -232,7 +232,7 @@ Result<std::vector<TrainBudget>> other_budgets(const TrainPlan& plan) {
     if (arena <= 0) continue;
     // More than all of it buys nothing.
     if (factor > 1 && plan.arena_bytes >= plan.full_arena_bytes) break;
-    HR_ASSIGN(const StepResult result, plan_step(request_of(plan, plan.step, arena)));
+    HR_ASSIGN(const StepResult result, plan_step(train_request(plan, plan.step, arena)));
     if (const StepPlan* p = std::get_if<StepPlan>(&result)) {
       b.fits = true;
       b.step_ns = p->predicted.total_ns;

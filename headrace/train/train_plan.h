@@ -52,6 +52,10 @@ struct TrainPlan {
 // Errors: kUsage and kUnsupported as build_train_step; kDoesNotFit.
 Result<TrainPlan> plan_training(const TrainOptions& options, const StepModel& model);
 
+// What plan_step is asked for: `step` on plan.machine in an arena of `arena` bytes. Borrows both.
+StepRequest train_request(const TrainPlan& plan, const std::shared_ptr<const TrainStep>& step,
+                          Bytes arena);
+
 // The same step at another budget.
 struct TrainBudget {
   Bytes memory_bytes = 0;

@@ -262,6 +262,11 @@ std::string train_report_json(const TrainPlan* plan, const TrainRunFigures& run)
   json.field("stall_share", run.wall_ns == 0 ? 0.0
                                              : static_cast<double>(run.stall_ns) /
                                                    static_cast<double>(run.wall_ns));
+  json.key("replanned").begin_object();
+  json.field("swapped", run.replanned.swapped);
+  json.field("before_s", seconds(run.replanned.before_ns));
+  json.field("after_s", seconds(run.replanned.after_ns));
+  json.end_object();
   json.key("losses").begin_array();
   for (double loss : run.losses) json.value(loss);
   json.end_array();

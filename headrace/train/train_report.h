@@ -54,6 +54,7 @@ struct TrainRunFigures {
   Bytes loaded_bytes = 0, stored_bytes = 0;
   int64_t tokens_a_step = 0;
   Bytes peak_rss_bytes = 0;
+  Trainer::Replanned replanned;
   std::string exit_reason;        // "steps_done", "cancelled", "error"
   int exit_code = 0;
   std::string error;

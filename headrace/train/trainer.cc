@@ -9,6 +9,7 @@
 
 #include "headrace/base/system.h"
 #include "headrace/kernel/half.h"
+#include "headrace/train/replan.h"
 #include "headrace/train/safe_file.h"
 
 namespace headrace {
@@ -68,13 +69,14 @@ Result<std::unique_ptr<Trainer>> Trainer::start(TrainPlan plan, const Sources& s
   t->block_.resize(static_cast<size_t>(kCheckpointBlock));
   const TrainOptions& o = t->plan_.options;
   if (!t->plan_.frozen_file.empty()) HR_TRY(t->write_frozen(sources.initial));
-  EngineOptions options = test_options;
+  EngineOptions& options = t->engine_options_;
+  options = test_options;
   options.threads = o.threads;
   options.paranoid = o.paranoid;
   options.tiers.resize(1);
   if (!t->plan_.frozen_file.empty()) options.tiers.push_back({"", t->plan_.frozen_file});
   for (const StateTier& tier : o.tiers) options.tiers.push_back({tier.folder, ""});
-  HR_ASSIGN(t->engine_, TrainEngine::start(t->plan_.plan.program, options));
+  HR_TRY(t->start_engine());
   const int64_t rows = t->plan_.step->workload.graph.max_rows;
   t->rows_.tokens.resize(static_cast<size_t>(rows));
   t->rows_.targets.resize(static_cast<size_t>(rows));
@@ -85,6 +87,12 @@ Result<std::unique_ptr<Trainer>> Trainer::start(TrainPlan plan, const Sources& s
   }
   HR_TRY(t->engine_->load_frozen());
   return t;
+}
+
+Status Trainer::start_engine() {
+  engine_.reset();  // the arena of the one before counts until then
+  HR_ASSIGN(engine_, TrainEngine::start(plan_.plan.program, engine_options_));
+  return {};
 }
 
 // One file, tile after tile at the places that the parameters name. Kept when it is there and whole:
@@ -207,12 +215,42 @@ Status Trainer::resume(const std::string& folder, const ByteProgress& progress) 
 }
 
 Status Trainer::save(const ByteProgress& progress) {
+  const TrainConfig& c = plan_.options.config;
+  return save_to(c.out, c.keep_checkpoints, progress);
+}
+
+Status Trainer::save_to(const std::string& folder, int64_t keep, const ByteProgress& progress) {
   const CheckpointInfo info = checkpoint_info();
   const auto read = [&](size_t index, Bytes begin, std::span<std::byte> out) {
     return engine_->read(info.tensors[index].name, begin, out);
   };
-  return write_checkpoint(plan_.options.config.out, info, plan_.options.config.keep_checkpoints,
-                          block_, read, progress);
+  return write_checkpoint(folder, info, keep, block_, read, progress);
+}
+
+Result<Trainer::Replanned> Trainer::replan(int64_t steps_left) {
+  HR_ASSIGN(std::optional<Replan> again, plan_again(plan_, trace_));
+  Replanned out;
+  if (!again) return out;
+  out.before_ns = again->now_ns;
+  out.after_ns = again->then_ns;
+  double bytes = 0;
+  for (const CheckpointTensor& t : checkpoint_info().tensors) bytes += static_cast<double>(t.bytes);
+  // Written and read once as files, written once to its places.
+  const TierInfo& disk = again->plan.machine.tiers.back();
+  const double move_s = 2 * bytes / disk.store_bytes_per_s + bytes / disk.load_bytes_per_s;
+  const double gain_s = static_cast<double>(out.before_ns - out.after_ns) * 1e-9;
+  if (gain_s * static_cast<double>(steps_left) < move_s) return out;
+  const std::string folder = plan_.options.config.out + "/replan";
+  HR_TRY(make_folders(folder));
+  HR_TRY(save_to(folder, 1, {}));
+  HR_ASSIGN(const std::string checkpoint, latest_checkpoint(folder));
+  plan_ = std::move(again->plan);
+  HR_TRY(start_engine());
+  HR_TRY(resume(checkpoint, {}));
+  HR_TRY(engine_->load_frozen());
+  HR_TRY(remove_path(folder));
+  out.swapped = true;
+  return out;
 }
 
 // Sequences [0, samples) of the rows from the data, the others without targets.

@@ -63,6 +63,15 @@ class Trainer {
   // A checkpoint of the steps done so far.
   Status save(const ByteProgress& progress = {});
 
+  // After a step: plans again with what it has shown. Where the new plan is predicted to save more
+  // over the steps that are left than moving all state to its places takes (through files in the RUN
+  // folder, removed afterwards), the run goes on with it.
+  struct Replanned {
+    bool swapped = false;
+    Nanos before_ns = 0, after_ns = 0;  // predicted for a step; 0: no better plan was found
+  };
+  Result<Replanned> replan(int64_t steps_left);
+
   const TrainPlan& plan() const { return plan_; }
   TrainEngine& engine() { return *engine_; }
   // Of the last step or evaluation.
@@ -70,6 +79,8 @@ class Trainer {
 
  private:
   Trainer() = default;
+  Status start_engine();
+  Status save_to(const std::string& folder, int64_t keep, const ByteProgress& progress);
   Status write_frozen(const InitialValues& initial);
   Status write_initial(const InitialValues& initial, const ByteProgress& progress);
   Status resume(const std::string& folder, const ByteProgress& progress);
@@ -80,6 +91,7 @@ class Trainer {
   CheckpointInfo checkpoint_info() const;
 
   TrainPlan plan_;
+  EngineOptions engine_options_;
   const Dataset* data_ = nullptr;
   const Dataset* eval_data_ = nullptr;
   std::unique_ptr<TrainEngine> engine_;

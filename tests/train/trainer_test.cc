@@ -4,15 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <limits>
 #include <numeric>
 
 #include "headrace/tier/fault_tier.h"
-#include "tests/tier/tier_testing.h"
-#include "tests/train/step_models.h"
+#include "tests/train/test_run.h"
 
 namespace headrace {
 namespace {
@@ -20,136 +16,8 @@ namespace {
 using test::small_gpt2;
 using test::small_llama;
 using test::small_qwen2;
+using test::TestRun;
 using testing::HasSubstr;
-using testing_tier::TempFolder;
-
-// A run folder, its data, and whatever a test wants of a run.
-struct TestRun {
-  explicit TestRun(StepModel m = small_llama()) : model(std::move(m)) {
-    o.config.name = "test";
-    o.config.out = folder.path() + "/run";
-    std::filesystem::create_directories(o.config.out);
-    o.config.precision = model.precision;
-    o.config.batch = 2;
-    o.config.sequence = 16;
-    o.config.accumulation = 2;
-    o.config.steps = 10;
-    o.config.optimizer.rate = 1e-2;
-    o.config.data.format = "u16";
-    o.config.data.files = {folder.path() + "/data.u16"};
-    std::ofstream data(o.config.data.files[0], std::ios::binary);
-    uint32_t x = 1;
-    for (int i = 0; i < 4000; ++i) {
-      x = x * 1664525u + 1013904223u;
-      // Two in three tokens follow from the one before: something to learn.
-      const uint16_t token = i % 3 == 0 ? static_cast<uint16_t>((x >> 16) % 67)
-                                        : static_cast<uint16_t>((token_ * 5 + 3) % 67);
-      token_ = token;
-      data.write(reinterpret_cast<const char*>(&token), sizeof token);
-    }
-    data.close();
-    o.memory_bytes = 4 * kGiB;
-    o.threads = 1;
-    o.profile = false;
-    o.tiers = {{"host", "", kGiB}};
-    o.machine = Machine::defaults(1);
-    o.machine.tiers[1].store_bytes_per_s = o.machine.tiers[1].load_bytes_per_s;
-  }
-
-  Status open_data() {
-    if (data != nullptr) return {};
-    HR_ASSIGN(data, Dataset::open(o.config, o.config.data.files, "train", nullptr, model.vocab));
-    return {};
-  }
-
-  Result<TrainPlan> plan() const { return plan_training(o, model); }
-
-  Result<std::unique_ptr<Trainer>> start(const std::string& checkpoint = "",
-                                         const EngineOptions& options = {}) {
-    HR_TRY(open_data());
-    HR_ASSIGN(TrainPlan p, plan());
-    Trainer::Sources s;
-    s.data = data.get();
-    s.eval_data = data.get();
-    s.initial = [this](const Parameter& tile, int64_t begin, std::span<float> out) {
-      // By name and place, so that every run has the same.
-      uint32_t h = 2166136261u;
-      for (char c : tile.name) h = (h ^ static_cast<uint8_t>(c)) * 16777619u;
-      for (size_t i = 0; i < out.size(); ++i) {
-        uint32_t x = h + static_cast<uint32_t>(tile.row_begin * tile.cols + begin) +
-                     static_cast<uint32_t>(i);
-        x = (x ^ x >> 16) * 0x7feb352du;
-        x = (x ^ x >> 15) * 0x846ca68bu;
-        const float u = static_cast<float>(static_cast<int32_t>(x)) * 0x1p-31f;
-        const bool norm = tile.kind == ParameterKind::kVector;
-        out[i] = norm ? (tile.name.ends_with("bias") ? 0.0f : 1.0f) : u * 0.1f;
-        if (tile.name == spoiled) out[i] = std::numeric_limits<float>::infinity();
-      }
-      return Status();
-    };
-    return Trainer::start(std::move(p), s, checkpoint, {}, options);
-  }
-
-  // All saved state as bytes, in the order of the parameters.
-  static std::vector<std::byte> state(Trainer& t) {
-    std::vector<std::byte> out;
-    const Graph& g = t.plan().step->workload.graph;
-    for (const Parameter& p : t.plan().step->parameters) {
-      for (TensorId id : {p.param, p.master, p.m, p.v}) {
-        if (!id.valid() || g.at(id).role != Role::kState) continue;
-        std::vector<std::byte> bytes(static_cast<size_t>(g.at(id).bytes));
-        EXPECT_TRUE(t.engine().read(g.at(id).name, 0, bytes).ok());
-        out.insert(out.end(), bytes.begin(), bytes.end());
-      }
-    }
-    return out;
-  }
-
-  struct Outcome {
-    std::vector<double> losses, norms;
-    std::vector<std::byte> state;
-    bool operator==(const Outcome&) const = default;
-  };
-  static Outcome finish(Trainer& t, int64_t steps) {
-    Outcome out;
-    while (t.done() < steps) {
-      auto step = t.step();
-      EXPECT_TRUE(step.ok()) << step.status().message();
-      if (!step.ok()) return out;
-      out.losses.push_back(step->loss);
-      out.norms.push_back(step->gradient_norm.value_or(0));
-    }
-    out.state = state(t);
-    return out;
-  }
-  Outcome outcome(int64_t steps, const EngineOptions& options = {}) {
-    auto t = start("", options);
-    EXPECT_TRUE(t.ok()) << t.status().message();
-    return t.ok() ? finish(**t, steps) : Outcome();
-  }
-  // Arenas from all to the least that a plan is found for.
-  std::vector<Bytes> arenas() const {
-    auto p = plan();
-    EXPECT_TRUE(p.ok()) << p.status().message();
-    std::vector<Bytes> out = {p->arena_bytes};
-    TrainOptions smaller = o;
-    smaller.threads = 2;  // workspaces grow with threads
-    for (double share : {0.7, 0.5, 0.4, 0.3, 0.25, 0.2}) {
-      smaller.arena_bytes = round_up(static_cast<Bytes>(share * static_cast<double>(out[0])), kPage);
-      if (plan_training(smaller, model).ok()) out.push_back(smaller.arena_bytes);
-    }
-    return out;
-  }
-
-  TempFolder folder;
-  StepModel model;
-  TrainOptions o;
-  std::string spoiled;  // a parameter that starts at infinity
-  std::unique_ptr<Dataset> data;
-
- private:
-  uint16_t token_ = 0;
-};
 
 TEST(Trainer, TheLossFalls) {
   for (StepModel m : {small_llama(), small_qwen2(), small_gpt2()}) {
@@ -421,6 +289,34 @@ TEST(Trainer, NothingIsLeftInTheFolderButWhatARunIs) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(run.o.config.out)) {
     EXPECT_TRUE(entry.is_directory() || entry.path().extension() == ".tokens") << entry.path();
   }
+}
+
+TEST(Trainer, APlanMadeForAnotherMachineIsMadeAgainAndChangesNoBit) {
+  TestRun run;
+  run.o.config.accumulation = 1;
+  run.o.config.sequence = 64;
+  const TestRun::Outcome want = run.outcome(6);
+  run.o.arena_bytes = run.arenas()[1];
+  // A link so slow that the plan runs ops again rather than use it.
+  TierInfo& link = run.o.machine.tiers[1];
+  link.load_bytes_per_s = link.store_bytes_per_s = 2e6;
+  auto t = run.start();
+  ASSERT_TRUE(t.ok()) << t.status().message();
+  TestRun::Outcome out;
+  for (int step = 0; step < 6; ++step) {
+    auto r = (*t)->step();
+    ASSERT_TRUE(r.ok()) << r.status().message();
+    out.losses.push_back(r->loss);
+    out.norms.push_back(0);
+    if (step != 2) continue;
+    auto again = (*t)->replan(1'000'000'000);
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_TRUE(again->swapped);
+    EXPECT_LT(again->after_ns, again->before_ns);
+    EXPECT_FALSE(std::filesystem::exists(run.o.config.out + "/replan"));
+  }
+  out.state = TestRun::state(**t);
+  EXPECT_TRUE(out == want);
 }
 
 TEST(Trainer, ABudgetThatIsTooSmallIsRefusedWithTheLeastThatWouldDo) {
