@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "headrace/tier/emulated_tier.h"
 #include "headrace/tier/fault_tier.h"
 #include "tests/train/test_run.h"
 
@@ -33,7 +34,7 @@ TEST(Trainer, EveryArenaAndNumberOfThreadsGivesTheSameBits) {
   TestRun run;
   run.o.config.optimizer.clip_norm = 1;
   const TestRun::Outcome want = run.outcome(5);
-  const std::vector<Bytes> arenas = run.arenas();
+  const std::vector<Bytes> arenas = run.arenas({0.6, 0.4, 0.25});
   ASSERT_GE(arenas.size(), 3u);
   for (Bytes arena : arenas) {
     for (int threads : {1, 2}) {
@@ -47,7 +48,7 @@ TEST(Trainer, EveryArenaAndNumberOfThreadsGivesTheSameBits) {
 TEST(Trainer, WhereStateLivesChangesNothing) {
   TestRun run;
   const TestRun::Outcome want = run.outcome(200);
-  run.o.arena_bytes = run.arenas()[1];  // less would have to move what is smaller than a page
+  run.o.arena_bytes = run.arenas({0.7})[1];  // less would have to move what is smaller than a page
   const StateTier host = {"host", "", kGiB}, small = {"small", "", 64 * kKiB};
   const StateTier disk = {"disk", run.o.config.out, 0};
   const std::vector<std::vector<StateTier>> mixes = {
@@ -65,7 +66,7 @@ TEST(Trainer, EveryPrecisionIsTheSameAtEveryArena) {
     TestRun run(m);
     const TestRun::Outcome want = run.outcome(4);
     ASSERT_EQ(want.losses.size(), 4u);
-    run.o.arena_bytes = run.arenas().back();
+    run.plan_tight();
     EXPECT_TRUE(run.outcome(4) == want) << name_of(precision);
   }
 }
@@ -73,7 +74,7 @@ TEST(Trainer, EveryPrecisionIsTheSameAtEveryArena) {
 TEST(Trainer, DelaysAndReorderingOfTransfersChangeNothing) {
   TestRun run;
   const TestRun::Outcome want = run.outcome(4);
-  run.o.arena_bytes = run.arenas().back();
+  run.plan_tight();
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     EngineOptions options;
     options.wrap = [seed](std::unique_ptr<Tier> inner, size_t) {
@@ -91,7 +92,7 @@ TEST(Trainer, DelaysAndReorderingOfTransfersChangeNothing) {
 TEST(Trainer, PoisonInFreedMemoryAndChecksumsChangeNothing) {
   TestRun run;
   const TestRun::Outcome want = run.outcome(4);
-  run.o.arena_bytes = run.arenas().back();
+  run.plan_tight();
   run.o.paranoid = true;
   EXPECT_TRUE(run.outcome(4) == want);
 }
@@ -211,7 +212,7 @@ TEST(Trainer, OnRequestAStepThatIsNotFiniteIsSkippedAndChangesNothing) {
 TEST(Trainer, AFailedTransferEndsTheRunAndLeavesTheCheckpointAsItWas) {
   TestRun run;
   const TestRun::Outcome want = run.outcome(4);
-  run.o.arena_bytes = run.arenas().back();
+  run.plan_tight();
   auto good = run.start();
   ASSERT_TRUE(good.ok());
   (void)TestRun::finish(**good, 2);
@@ -258,7 +259,7 @@ TEST(Trainer, FrozenAndUnusedParametersAndGroupsDoNotDisturbClipping) {
   const TestRun::Outcome want = run.outcome(5);
   ASSERT_EQ(want.losses.size(), 5u);
   EXPECT_LT(want.losses[4], want.losses[0]);
-  run.o.arena_bytes = run.arenas().back();
+  run.plan_tight();
   EXPECT_TRUE(run.outcome(5) == want);
 }
 
@@ -274,13 +275,13 @@ TEST(Trainer, LoraTrainsItsOwnParametersAloneAtEveryArena) {
                            want.losses.begin() + static_cast<std::ptrdiff_t>(begin) + 8, 0.0) / 8;
   };
   EXPECT_LT(mean(32), 0.98 * mean(0));
-  run.o.arena_bytes = run.arenas().back();
+  run.plan_tight();
   EXPECT_TRUE(run.outcome(40) == want);
 }
 
 TEST(Trainer, NothingIsLeftInTheFolderButWhatARunIs) {
   TestRun run;
-  run.o.arena_bytes = run.arenas().back();
+  run.plan_tight();
   for (int i = 0; i < 3; ++i) {
     auto t = run.start();
     ASSERT_TRUE(t.ok());
@@ -296,11 +297,18 @@ TEST(Trainer, APlanMadeForAnotherMachineIsMadeAgainAndChangesNoBit) {
   run.o.config.accumulation = 1;
   run.o.config.sequence = 64;
   const TestRun::Outcome want = run.outcome(6);
-  run.o.arena_bytes = run.arenas()[1];
-  // A link so slow that the plan runs ops again rather than use it.
+  run.o.arena_bytes = run.arenas({0.7})[1];
+  // Planned for a link that costs nothing; it moves 4 MB/s.
   TierInfo& link = run.o.machine.tiers[1];
-  link.load_bytes_per_s = link.store_bytes_per_s = 2e6;
-  auto t = run.start();
+  link.load_bytes_per_s = link.store_bytes_per_s = 1e12;
+  EngineOptions options;
+  options.wrap = [](std::unique_ptr<Tier> inner, size_t) {
+    auto slow = open_emulated_tier(
+        std::move(inner),
+        std::make_shared<EmulatedLink>(LinkModel{4e6, 0, false}, real_clock()), 1024);
+    return std::move(slow).value();
+  };
+  auto t = run.start("", options);
   ASSERT_TRUE(t.ok()) << t.status().message();
   TestRun::Outcome out;
   for (int step = 0; step < 6; ++step) {
