@@ -8,7 +8,7 @@ namespace headrace {
 namespace {
 
 constexpr double kGain = 0.97;
-constexpr Bytes kEnoughToTell = 16 * kMiB;
+constexpr Bytes kEnoughToTell = 256 * kKiB;
 
 using Interval = std::pair<Nanos, Nanos>;
 

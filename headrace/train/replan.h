@@ -19,7 +19,7 @@ struct Replan {
 Result<std::optional<Replan>> plan_again(const TrainPlan& plan, const Trace& trace);
 
 // The machine with the rates of links as `trace` shows them: bytes over the time in which at least
-// one transfer of that direction was under way; where fewer than 16 MiB moved, as before.
+// one transfer of that direction was under way; where fewer than 256 KiB moved, as before.
 Machine measured_machine(const Machine& machine, const Program& program, const Trace& trace);
 
 }  // namespace headrace
