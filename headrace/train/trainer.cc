@@ -134,11 +134,14 @@ Status Trainer::write_copy(const Parameter& p, Bytes begin, std::span<const std:
   return engine_->write(p.tensor, begin / 2, std::as_bytes(std::span(copy)));
 }
 
+// Moments start at zero, which is what a fresh arena and a fresh file hold.
 Status Trainer::write_initial(const InitialValues& initial, const ByteProgress& progress) {
   const Graph& g = plan_.step->workload.graph;
   std::vector<float> values(block_.size() / sizeof(float) / 2);
   Bytes done = 0, total = 0;
-  for (TensorId t : saved_tensors(plan_.step->parameters)) total += g.at(t).bytes;
+  for (const Parameter& p : plan_.step->parameters) {
+    if (p.trainable) total += g.at(p.master.valid() ? p.master : p.param).bytes;
+  }
   for (const Parameter& p : plan_.step->parameters) {
     if (!p.trainable) continue;
     const int64_t n = p.row_count * p.cols;
@@ -152,16 +155,6 @@ Status Trainer::write_initial(const InitialValues& initial, const ByteProgress& 
       const std::span<const std::byte> bytes(block_.data(), count * static_cast<size_t>(element));
       HR_TRY(engine_->write(first.name, at * element, bytes));
       HR_TRY(write_copy(p, at * element, bytes));
-    }
-    std::memset(block_.data(), 0, block_.size());
-    for (TensorId t : {p.m, p.v}) {
-      if (!t.valid()) continue;
-      for (Bytes at = 0; at < g.at(t).bytes; at += kCheckpointBlock) {
-        const size_t bytes =
-            static_cast<size_t>(std::min(kCheckpointBlock, g.at(t).bytes - at));
-        HR_TRY(engine_->write(g.at(t).name, at, {block_.data(), bytes}));
-      }
-      done += g.at(t).bytes;
     }
     done += first.bytes;
     if (progress) progress(done, total);
