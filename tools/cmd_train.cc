@@ -88,6 +88,7 @@ class TrainRun {
     setup_.initial.reset();
     const TrainConfig& c = trainer_->plan().options.config;
     HR_ASSIGN(metrics_, Metrics::open(c.out, trainer_->done()));
+    saved_ = trainer_->done();
     figures_.tokens_a_step = c.batch * c.accumulation * c.sequence;
     return {};
   }
@@ -100,7 +101,8 @@ class TrainRun {
     while (trainer_->done() < c.steps) {
       if (stop_->load()) {
         HR_TRY(save());
-        return stopped();
+        return error(Code::kCancelled, "stopped on request after step %lld; --resume goes on",
+                     static_cast<long long>(trainer_->done()));
       }
       HR_ASSIGN(const TrainStepReport step, trainer_->step());
       figures_.add(step);
@@ -115,7 +117,7 @@ class TrainRun {
       const bool due = c.checkpoint_every > 0 && step.step % c.checkpoint_every == 0;
       if (due && step.step < c.steps) HR_TRY(save());
     }
-    return figures_.steps > 0 ? save() : Status();
+    return save();
   }
 
   Status replan() {
@@ -129,12 +131,15 @@ class TrainRun {
     return {};
   }
 
+  // Of the steps since the last one.
   Status save() {
+    if (trainer_->done() == saved_) return {};
     progress_.restart();
     HR_TRY(trainer_->save([&](Bytes done, Bytes total) {
       progress_.update("checkpoint", done, total, "B/s");
     }));
     progress_.clear();
+    saved_ = trainer_->done();
     return metrics_->plot();
   }
 
@@ -147,6 +152,7 @@ class TrainRun {
     figures_.exit_code = exit_code(status.code());
     if (!status.ok() && status.code() != Code::kCancelled) figures_.error = status.message();
     figures_.peak_rss_bytes = process_memory().peak_rss;
+    if (figures_.steps > 0) print_error(run_line(trainer_->plan(), figures_) + "\n");
     Status written;
     if (!o_.trace_file.empty() && trainer_ != nullptr && figures_.steps > 0) {
       written = write_file(o_.trace_file,
@@ -171,6 +177,7 @@ class TrainRun {
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Metrics> metrics_;
   TrainRunFigures figures_;
+  int64_t saved_ = 0;  // step of the newest checkpoint
 };
 
 }  // namespace

@@ -58,7 +58,6 @@ class Planner {
     plan_.arena_bytes = plan_.plan.program.arena_bytes;
     plan_.full_arena_bytes = plan_.plan.unconstrained_peak_bytes;
     HR_TRY(plan_.ledger.reserve("arena", plan_.arena_bytes));
-    count_classes();
     return std::move(plan_);
   }
 
@@ -190,13 +189,6 @@ class Planner {
                  human_bytes(plan_.options.memory_bytes).c_str(), human_bytes(beside).c_str(),
                  static_cast<long long>(round_up(least, kMiB) / kMiB),
                  infeasible_text(no, graph, facts).c_str());
-  }
-
-  void count_classes() {
-    plan_.class_bytes.assign(kDataClassCount, 0);
-    for (const Tensor& t : plan_.step->workload.graph.tensors) {
-      plan_.class_bytes[static_cast<size_t>(shown_class(t))] += t.bytes;
-    }
   }
 
   const StepModel& model_;

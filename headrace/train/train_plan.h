@@ -45,8 +45,6 @@ struct TrainPlan {
   std::string frozen_file; // where frozen parameters lie; empty: nothing is frozen
   Bytes arena_bytes = 0;
   Bytes full_arena_bytes = 0;  // with which nothing moves and nothing runs twice
-  // By data class: bytes of all tensors of the step.
-  std::vector<Bytes> class_bytes;
 };
 
 // Errors: kUsage and kUnsupported as build_train_step; kDoesNotFit.

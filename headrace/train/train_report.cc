@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headrace/base/system_memory.h"
+#include "headrace/session/session_plan.h"
 
 namespace headrace {
 namespace {
@@ -29,7 +30,7 @@ std::string cell(Bytes bytes) {
 Bytes tensor_bytes(const Graph& g, DataClass c) {
   Bytes sum = 0;
   for (const Tensor& t : g.tensors) {
-    if (shown_class(t) == c) sum += t.bytes;
+    if (shown_class(t) == c) sum += device_bytes(t);
   }
   return sum;
 }
@@ -115,17 +116,10 @@ TrainPlanFigures train_plan_figures(const TrainPlan& plan) {
   return f;
 }
 
-std::string train_plan_table(const TrainPlan& plan, const TextStyle& style) {
-  const TrainPlanFigures f = train_plan_figures(plan);
-  const std::vector<Parameter>& parameters = plan.step->parameters;
-  const TrainConfig& c = plan.options.config;
-  std::string out = bold(terminal_text(c.name.empty() ? "training" : c.name), style);
-  out += text_of(": %s parameters, %s of them trained, %s; %lld x %lld tokens a step\n\n",
-                 human_count(static_cast<double>(element_count(parameters))).c_str(),
-                 human_count(static_cast<double>(trainable_count(parameters))).c_str(),
-                 name_of(c.precision), static_cast<long long>(c.batch * c.accumulation),
-                 static_cast<long long>(c.sequence));
-  out += pad_right("", kNameWidth);
+namespace {
+
+std::string class_table(const TrainPlanFigures& f) {
+  std::string out = pad_right("", kNameWidth);
   for (const char* head : {"all", "at peak", "stored", "loaded", "recomputed", "compressed"}) {
     out += pad_left(head, kColumn);
   }
@@ -136,15 +130,48 @@ std::string train_plan_table(const TrainPlan& plan, const TextStyle& style) {
            cell(x.stored_bytes) + cell(x.loaded_bytes) + cell(x.recomputed_bytes) +
            cell(x.encoded_bytes) + "\n";
   }
-  out += pad_right("workspace", kNameWidth) + cell(0) + cell(f.workspace_at_peak) + "\n\n";
-  out += "memory\n";
-  for (const BudgetLedger::Item& item : plan.ledger.items()) {
-    out += "  " + pad_right(item.name, 38) + pad_left(human_bytes(item.bytes), kColumn) + "\n";
+  return out + pad_right("workspace", kNameWidth) + cell(0) + cell(f.workspace_at_peak) + "\n";
+}
+
+// Every byte of the budget.
+std::string memory_table(const TrainPlan& plan) {
+  std::string out = "memory\n";
+  const auto line = [&](const std::string& name, Bytes bytes) {
+    out += "  " + pad_right(name, 38) + pad_left(human_bytes(bytes), kColumn) + "\n";
+  };
+  for (const BudgetLedger::Item& item : plan.ledger.items()) line(item.name, item.bytes);
+  if (plan.ledger.available() > 0) line("not needed", plan.ledger.available());
+  line("budget", plan.options.memory_bytes);
+  return out;
+}
+
+// What a budget would do that leaves nothing to move.
+std::string enough_line(const TrainPlan& plan) {
+  const Bytes more = plan.full_arena_bytes - plan.arena_bytes;
+  if (more <= 0) return "";
+  const Bytes enough = budget_around(plan.ledger.reserved() + more);
+  return text_of("with --memory %lldMiB nothing would move or run twice\n",
+                 static_cast<long long>(round_up(enough, kMiB) / kMiB));
+}
+
+}  // namespace
+
+std::string train_plan_table(const TrainPlan& plan, const TextStyle& style) {
+  const TrainPlanFigures f = train_plan_figures(plan);
+  const std::vector<Parameter>& parameters = plan.step->parameters;
+  const TrainConfig& c = plan.options.config;
+  std::string out = bold(terminal_text(c.name.empty() ? "training" : c.name), style);
+  out += text_of(": %s parameters, %s of them trained, %s; %lld x %lld tokens a step\n\n",
+                 human_count(static_cast<double>(element_count(parameters))).c_str(),
+                 human_count(static_cast<double>(trainable_count(parameters))).c_str(),
+                 name_of(c.precision), static_cast<long long>(c.batch * c.accumulation),
+                 static_cast<long long>(c.sequence));
+  out += class_table(f) + "\n" + memory_table(plan) + "\n";
+  out += text_of("a step: %s predicted", human_time(f.step_ns).c_str());
+  if (f.loaded_bytes + f.stored_bytes == 0 && f.recompute_ns == 0) {
+    return out + "; nothing moves, nothing runs twice\n" + enough_line(plan);
   }
-  out += "  " + pad_right("budget", 38) +
-         pad_left(human_bytes(plan.options.memory_bytes), kColumn) + "\n\n";
-  out += text_of("a step: %s predicted; %s of compute", human_time(f.step_ns).c_str(),
-                 human_time(f.compute_ns).c_str());
+  out += text_of("; %s of compute", human_time(f.compute_ns).c_str());
   if (f.recompute_ns > 0) {
     out += text_of(", %s of it for the second time", human_time(f.recompute_ns).c_str());
   }
@@ -152,11 +179,10 @@ std::string train_plan_table(const TrainPlan& plan, const TextStyle& style) {
   out += text_of("moves: %s loaded, %s stored a step", human_bytes(f.loaded_bytes).c_str(),
                  human_bytes(f.stored_bytes).c_str());
   if (f.floor_bytes > 0) {
-    out += text_of(" (persistent state alone: at least %s)", human_bytes(f.floor_bytes).c_str());
+    out += text_of("; persistent state takes at least %s of it",
+                   human_bytes(f.floor_bytes).c_str());
   }
-  out += text_of("\nwith %s more nothing would move or run twice\n",
-                 human_bytes(std::max<Bytes>(0, plan.full_arena_bytes - plan.arena_bytes)).c_str());
-  return out;
+  return out + "\n" + enough_line(plan);
 }
 
 std::string train_budget_table(const TrainPlan& plan, const std::vector<TrainBudget>& budgets) {
@@ -286,13 +312,25 @@ std::string step_line(const TrainStepReport& step, const TrainRunFigures& run, i
                             static_cast<long long>(steps), step.loss);
   if (step.skipped) out += "  skipped: not finite";
   if (step.gradient_norm) out += text_of("  norm %.3g", *step.gradient_norm);
-  out += text_of("  %s tok/s  peak %s  stall %.0f %%  %s left",
+  out += text_of("  %s tok/s  peak %s  stall %.0f %%",
                  human_number(static_cast<double>(run.tokens_a_step) / seconds(step.wall_ns)).c_str(),
                  human_bytes(run.peak_rss_bytes).c_str(),
-                 100 * static_cast<double>(step.stall_ns) / static_cast<double>(step.wall_ns),
-                 human_time(static_cast<Nanos>(
-                                each * 1e9 * static_cast<double>(steps - step.step))).c_str());
-  return out;
+                 100 * static_cast<double>(step.stall_ns) / static_cast<double>(step.wall_ns));
+  if (step.step == steps) return out;
+  const double left = each * static_cast<double>(steps - step.step);
+  return out + text_of("  %s left", human_time(static_cast<Nanos>(left * 1e9)).c_str());
+}
+
+std::string run_line(const TrainPlan& plan, const TrainRunFigures& run) {
+  const auto time = [](double s) { return human_time(static_cast<Nanos>(s * 1e9)); };
+  return text_of("%lld step%s: %s each (%s predicted), %s of CPU; peak %s of %s; stall %.0f %%",
+                 static_cast<long long>(run.steps), run.steps == 1 ? "" : "s",
+                 time(seconds_per_step(run)).c_str(),
+                 human_time(plan.plan.predicted.total_ns).c_str(),
+                 time(cpu_seconds_per_step(run)).c_str(),
+                 human_bytes(run.peak_rss_bytes).c_str(),
+                 human_bytes(plan.options.memory_bytes).c_str(),
+                 100 * seconds(run.stall_ns) / std::max(seconds(run.wall_ns), 1e-9));
 }
 
 }  // namespace headrace
