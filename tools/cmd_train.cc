@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "headrace/base/system_memory.h"
-#include "headrace/train/safe_file.h"
 #include "headrace/train/metrics.h"
 #include "headrace/train/train_report.h"
 #include "tools/commands.h"
@@ -44,12 +43,14 @@ class TrainRun {
   Status train() {
     HR_ASSIGN(setup_, read_train_setup(o_.train));
     const TrainConfig& c = setup_.options.config;
-    HR_TRY(make_folders(c.out));
     HR_ASSIGN(const std::string checkpoint, latest_checkpoint(c.out));
     if (!checkpoint.empty() && !o_.resume) {
       return error(Code::kUsage,
                    "%s holds a run already (%s): go on with --resume, or name another \"out\"",
                    c.out.c_str(), checkpoint.c_str());
+    }
+    if (checkpoint.empty() && o_.resume) {
+      notice("%s holds no checkpoint yet: begins at step 1", c.out.c_str());
     }
     HR_TRY(open_data());
     HR_ASSIGN(TrainPlan plan, plan_training(setup_.options, setup_.model));
@@ -87,6 +88,7 @@ class TrainRun {
     progress_.clear();
     setup_.initial.reset();
     const TrainConfig& c = trainer_->plan().options.config;
+    setup_.folder->keep();
     HR_ASSIGN(metrics_, Metrics::open(c.out, trainer_->done()));
     saved_ = trainer_->done();
     figures_.tokens_a_step = c.batch * c.accumulation * c.sequence;

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "headrace/base/system_memory.h"
 #include "headrace/train/safe_file.h"
@@ -15,11 +16,18 @@ namespace {
 
 constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458f6;
 
-// A folder on a disk; it is made where it is not there.
+// The folder, or the nearest above it that is there.
+std::string nearest(const std::string& folder) {
+  std::filesystem::path p = std::filesystem::absolute(folder).lexically_normal();
+  std::error_code ignored;
+  while (!std::filesystem::exists(p, ignored) && p.has_relative_path()) p = p.parent_path();
+  return p;
+}
+
+// On a disk, whether it is there or will be made.
 Status check_folder(const std::string& name, const std::string& folder) {
-  HR_TRY(make_folders(folder));
   struct statfs info = {};
-  if (::statfs(folder.c_str(), &info) != 0) {
+  if (::statfs(nearest(folder).c_str(), &info) != 0) {
     return error(Code::kIo, "cannot look at %s: %s", folder.c_str(), std::strerror(errno));
   }
   if (info.f_type != kTmpfs && info.f_type != kRamfs) return {};
@@ -48,6 +56,7 @@ Result<StateTier> read_tier(const std::string& text) {
     return error(Code::kUsage, "--tier %s: that name is taken; choose another", tier.name.c_str());
   }
   HR_TRY(check_folder("--tier " + tier.name, tier.folder));
+  HR_TRY(make_folders(tier.folder));
   return tier;
 }
 
@@ -59,6 +68,26 @@ Result<Bytes> read_memory(const TrainCliOptions& o) {
 }
 
 }  // namespace
+
+Result<std::unique_ptr<RunFolder>> RunFolder::make(const std::string& folder) {
+  std::unique_ptr<RunFolder> out(new RunFolder);
+  const std::filesystem::path there = nearest(folder);
+  std::filesystem::path p = std::filesystem::absolute(folder).lexically_normal();
+  for (; p != there && p.has_relative_path(); p = p.parent_path()) out->made_.push_back(p);
+  HR_TRY(make_folders(folder));
+  return out;
+}
+
+RunFolder::~RunFolder() {
+  if (kept_ || made_.empty()) return;
+  // Not what another process may have begun there meanwhile.
+  std::error_code ignored;
+  for (const char* begun : {"metrics.jsonl", "checkpoints"}) {
+    if (std::filesystem::exists(made_[0] / begun, ignored)) return;
+  }
+  std::filesystem::remove_all(made_[0], ignored);
+  for (const std::filesystem::path& p : made_) std::filesystem::remove(p, ignored);  // when empty
+}
 
 void add_train_options(CLI::App& verb, TrainCliOptions* o) {
   verb.add_option("config", o->config, "What to train: a JSON file, see docs/guide/training.md")
@@ -85,13 +114,14 @@ Result<TrainSetup> read_train_setup(const TrainCliOptions& o) {
   TrainOptions& t = setup.options;
   HR_ASSIGN(t.config, read_train_config(o.config));
   if (o.steps > 0) t.config.steps = o.steps;
+  t.threads = o.threads > 0 ? o.threads : default_threads();
+  HR_ASSIGN(t.memory_bytes, read_memory(o));
   HR_TRY(check_folder("\"out\"", t.config.out));
+  HR_ASSIGN(setup.folder, RunFolder::make(t.config.out));
   for (const std::string& tier : o.tiers) {
     HR_ASSIGN(StateTier read, read_tier(tier));
     t.tiers.push_back(std::move(read));
   }
-  t.threads = o.threads > 0 ? o.threads : default_threads();
-  HR_ASSIGN(t.memory_bytes, read_memory(o));
   t.profile = !o.no_profile;
   t.paranoid = o.paranoid;
   if (o.machine.empty()) {

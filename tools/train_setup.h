@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,10 +25,28 @@ struct TrainCliOptions {
 };
 void add_train_options(CLI::App& verb, TrainCliOptions* options);
 
+// The RUN folder. Made by whoever comes first; when it is that run which ends before it has begun,
+// it leaves nothing: the destructor removes what was made here, unless keep() was called.
+class RunFolder {
+ public:
+  // kIo.
+  static Result<std::unique_ptr<RunFolder>> make(const std::string& folder);
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+  ~RunFolder();
+  void keep() { kept_ = true; }
+
+ private:
+  RunFolder() = default;
+  std::vector<std::filesystem::path> made_;  // the folder, then those it is in
+  bool kept_ = false;
+};
+
 // A config that has been read, and what it names opened.
 struct TrainSetup {
   TrainOptions options;
   StepModel model;
+  std::unique_ptr<RunFolder> folder;
   std::unique_ptr<InitialWeights> initial;
 };
 // kIo, kBadFile, kUsage, kUnsupported, each naming what is wrong.

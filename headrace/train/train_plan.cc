@@ -9,6 +9,7 @@
 
 #include "headrace/base/system_memory.h"
 #include "headrace/report/step_report.h"
+#include "headrace/report/text_style.h"
 #include "headrace/session/session_plan.h"
 #include "headrace/tier/checksum_tier.h"
 #include "headrace/train/checkpoint.h"
@@ -44,6 +45,7 @@ class Planner {
 
   Result<TrainPlan> run() {
     HR_TRY(build());
+    HR_TRY(check_groups());
     HR_TRY(choose_tiers());
     HR_TRY(reserve());
     HR_TRY(measure());
@@ -78,6 +80,23 @@ class Planner {
       align(&step.workload.graph);
       steps_.push_back(std::make_shared<TrainStep>(std::move(step)));
       if (c.accumulation == 1) break;  // the orders are the same
+    }
+    return {};
+  }
+
+  // A group that no parameter is in was meant for another model, or is a typing error.
+  Status check_groups() const {
+    const auto& groups = plan_.options.config.optimizer.groups;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const auto in_group = [&](const Parameter& p) {
+        return p.name.find(groups[i].match) != std::string::npos;
+      };
+      const std::vector<Parameter>& all = steps_[0]->parameters;
+      if (std::any_of(all.begin(), all.end(), in_group)) continue;
+      return error(Code::kUsage,
+                   "optimizer: group %zu: no parameter of the model has '%s' in its name (the first "
+                   "is '%s')",
+                   i, groups[i].match.c_str(), all.front().name.c_str());
     }
     return {};
   }
@@ -124,16 +143,25 @@ class Planner {
     return verify(m);
   }
 
+  // What is not the arena. When that alone is too much, a plan in no room says what is missing.
   Status reserve() {
-    const ProcessMemory now = process_memory();
-    BudgetLedger ledger(plan_.options.memory_bytes);
-    HR_TRY(ledger.reserve("code, tokenizer, graph", round_up(process_, kProcessUnit)));
-    HR_TRY(ledger.reserve("plans, transfers, checkpoints, growth",
-                          train_overhead(*steps_[0], plan_.options.threads)));
-    if (plan_.options.paranoid) HR_TRY(ledger.reserve("checksums", checksums()));
-    HR_TRY(ledger.reserve("page tables", round_up(now.page_tables, kProcessUnit / 4) +
-                                             page_tables_of(plan_.options.memory_bytes)));
-    plan_.ledger = std::move(ledger);
+    std::vector<BudgetLedger::Item> items = {
+        {"code, tokenizer, graph", round_up(process_, kProcessUnit)},
+        {"plans, transfers, checkpoints, growth",
+         train_overhead(*steps_[0], plan_.options.threads)}};
+    if (plan_.options.paranoid) items.push_back({"checksums", checksums()});
+    items.push_back({"page tables", round_up(process_memory().page_tables, kProcessUnit / 4) +
+                                        page_tables_of(plan_.options.memory_bytes)});
+    beside_ = 0;
+    for (const BudgetLedger::Item& item : items) beside_ += item.bytes;
+    plan_.ledger = BudgetLedger(plan_.options.memory_bytes);
+    if (beside_ >= plan_.options.memory_bytes) {
+      HR_ASSIGN(const StepResult none, plan_step(train_request(plan_, steps_[0], kPage)));
+      const Infeasible* no = std::get_if<Infeasible>(&none);
+      HR_CHECK(no != nullptr, "a step needs more than a page");
+      return refusal(*no, steps_[0]->workload.graph);
+    }
+    for (const BudgetLedger::Item& i : items) HR_TRY(plan_.ledger.reserve(i.name, i.bytes));
     return {};
   }
 
@@ -176,25 +204,41 @@ class Planner {
     return have ? Status() : refused;
   }
 
+  // In the terms of a training run: the whole process, and what its config can do about it.
   Status refusal(const Infeasible& no, const Graph& graph) const {
-    const Bytes beside = plan_.ledger.reserved();
-    StepRequestFacts facts;
-    facts.workload = plan_.options.config.name;
-    facts.machine = plan_.machine.name;
-    facts.budget = no.budget;
-    const Bytes least = budget_around(beside + no.needed_bytes);
-    return error(Code::kDoesNotFit,
-                 "%s are not enough: %s of them are for the process itself; the least budget is "
-                 "about --memory %lldMiB, or choose a smaller batch or sequence\n%s",
-                 human_bytes(plan_.options.memory_bytes).c_str(), human_bytes(beside).c_str(),
-                 static_cast<long long>(round_up(least, kMiB) / kMiB),
-                 infeasible_text(no, graph, facts).c_str());
+    constexpr size_t kShown = 6;
+    const TrainConfig& c = plan_.options.config;
+    const Bytes least = budget_around(beside_ + no.needed_bytes);
+    std::string text = text_of(
+        "%s are not enough for '%s': it takes at least --memory %lldMiB (%s for the process "
+        "itself, %s for op '%s')\nwhile that op runs, these are in memory together:\n",
+        human_bytes(plan_.options.memory_bytes).c_str(), c.name.c_str(),
+        static_cast<long long>(round_up(least, kMiB) / kMiB), human_bytes(beside_).c_str(),
+        human_bytes(no.needed_bytes).c_str(), graph.at(no.op).name.c_str());
+    Bytes others = no.needed_bytes - no.workspace;
+    for (size_t i = 0; i < std::min(kShown, no.live.size()); ++i) {
+      const Tensor& t = graph.at(no.live[i]);
+      others -= device_bytes(t);
+      text += "  " + pad_left(human_bytes(device_bytes(t)), 12) + "  " + t.name + "\n";
+    }
+    const auto line = [&](Bytes bytes, const char* what) {
+      if (bytes > 0) text += "  " + pad_left(human_bytes(bytes), 12) + "  " + what + "\n";
+    };
+    line(others, "smaller ones");
+    line(no.workspace, "the op's workspace");
+    if (c.batch > 1) {
+      text += text_of(
+          "\"batch\": 1 with \"accumulation\": %lld takes less and has the same losses; ",
+          static_cast<long long>(c.batch * c.accumulation));
+    }
+    return Status(Code::kDoesNotFit, text + "a shorter \"sequence\" takes less");
   }
 
   const StepModel& model_;
   TrainPlan plan_;
   std::vector<std::shared_ptr<TrainStep>> steps_;
   Bytes process_ = 0;
+  Bytes beside_ = 0;  // of the budget: what is not the arena
 };
 
 }  // namespace

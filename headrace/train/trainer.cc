@@ -186,10 +186,14 @@ Status Trainer::resume(const std::string& folder, const ByteProgress& progress) 
         info.tensors[i].cols == mine.tensors[i].cols) {
       continue;
     }
-    const CheckpointTensor& t = i < info.tensors.size() ? info.tensors[i] : mine.tensors[i];
-    return error(Code::kUsage, "the checkpoint is of another model: '%s' [%lld, %lld] %s is %s",
-                 t.name.c_str(), static_cast<long long>(t.rows), static_cast<long long>(t.cols),
-                 t.dtype.c_str(), i < info.tensors.size() ? "not in the config's" : "missing");
+    const auto shown = [](const CheckpointTensor& t) {
+      return text_of("'%s' [%lld, %lld] %s", t.name.c_str(), static_cast<long long>(t.rows),
+                     static_cast<long long>(t.cols), t.dtype.c_str());
+    };
+    return error(Code::kUsage, "the checkpoint is of another model or optimizer: %s, where the "
+                 "config has %s",
+                 i < info.tensors.size() ? shown(info.tensors[i]).c_str() : "nothing",
+                 i < mine.tensors.size() ? shown(mine.tensors[i]).c_str() : "nothing");
   }
   std::vector<const Parameter*> master_of(info.tensors.size());
   size_t at = 0;
