@@ -24,7 +24,7 @@
 //      their order.
 //   6. When run() of a Program that is not cyclic returns, all its Stores have ended; Loads of
 //      weights may go on into the next Program. Those of a cyclic one may go on into the next
-//      cycle.
+//      cycle. What its outputs are loaded from has arrived in either case.
 // Not thread-safe.
 #pragma once
 
@@ -107,7 +107,8 @@ class Executor {
   // when it is encoded there.
   Status write_state(const Prepared& prepared, std::string_view name,
                      std::span<const std::byte> bytes, Bytes begin = 0);
-  // Reads such a part of a state tensor from where the Program has left it. Errors as write_state.
+  // Reads such a part of a state tensor from where the Program has left it. Errors as write_state;
+  // that of a run that failed: what it left is half of a step.
   Status read_state(const Prepared& prepared, std::string_view name, std::span<std::byte> out,
                     Bytes begin);
   // All of it.

@@ -215,9 +215,20 @@ class Preparer {
         if (r.begin == kEntry) out_.entry.push_back(place);
         if (r.end == p_.exit()) out_.exit.push_back(place);
       }
+      if (t.role == Role::kOutput && r.end == p_.exit()) list_output_loads(r);
       if (t.role == Role::kConstant && r.begin == kEntry) {
         out_.constants.push_back({&t.constant, memory(r.offset, r.bytes).data()});
       }
+    }
+  }
+
+  void list_output_loads(const Residency& r) {
+    const Bytes end = r.range.begin + r.bytes;
+    for (int32_t s = std::max(0, r.begin.value); s < r.end.value; ++s) {
+      const Instr& i = p_.instrs[static_cast<size_t>(s)];
+      if (i.kind != InstrKind::kLoad || i.tensor != r.tensor || i.codec != Codec::kNone) continue;
+      const Bytes last = i.range.begin + range_bytes(g_.at(r.tensor), i.range, i.codec);
+      if (i.range.begin < end && r.range.begin < last) out_.output_loads.push_back(s);
     }
   }
 

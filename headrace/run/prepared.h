@@ -57,6 +57,7 @@ struct PreparedProgram {
     Bytes offset = 0;
   };
   std::vector<Place> entry, exit;  // weights on the device then
+  std::vector<int32_t> output_loads;  // by step: of what outputs are at exit; no op may wait for them
   struct Constant {
     const std::vector<float>* values = nullptr;
     std::byte* to = nullptr;

@@ -211,6 +211,73 @@ TEST(Steps, AStreamsOrderHoldsForBytesThatTwoOfItsTransfersShare) {
   }
 }
 
+// An output that is away while the last op runs: no op waits for what brings it back, run() does.
+TEST(Steps, AnOutputThatIsLoadedAtTheEndHasArrivedWhenTheRunReturns) {
+  Graph g;
+  const TensorId a = test::add_tensor(g, "a", Role::kState, 4096);
+  const TensorId out = test::add_tensor(g, "out", Role::kOutput, 4096);
+  Op first, last;
+  first.kind = last.kind = OpKind::kKernel;
+  first.kernel = last.kernel = "mix";
+  first.name = "first";
+  first.inputs = {a};
+  first.outputs = {out};
+  last.name = "last";
+  last.updates = {a};
+  last.workspace = 4096;  // the bytes of the output
+  g.ops = {first, last};
+  RandomStep step;
+  step.graph = std::make_shared<const Graph>(g);
+  for (const bool cyclic : {false, true}) {
+    Program p;
+    p.graph = step.graph;
+    p.cyclic = cyclic;
+    p.tiers = tier_infos(1);
+    p.arena_bytes = p.tiers[0].capacity = 8192;
+    const auto instr = [&](InstrKind kind, int op, std::vector<Step> waits) {
+      Instr i;
+      i.kind = kind;
+      if (kind == InstrKind::kCompute) i.op = OpId(op);
+      if (kind != InstrKind::kCompute) i.tensor = out;
+      i.tier = is_transfer(kind) ? TierId(1) : kDevice;
+      i.stream = is_transfer(kind) ? StreamId(1) : kComputeStream;
+      i.waits = std::move(waits);
+      p.instrs.push_back(i);
+    };
+    // Of a cyclic Program: for the Load of the cycle before.
+    instr(InstrKind::kCompute, 0, cyclic ? std::vector<Step>{Step(4)} : std::vector<Step>());
+    instr(InstrKind::kStore, 0, {Step(0)});
+    instr(InstrKind::kDetach, 0, {Step(1)});
+    instr(InstrKind::kCompute, 1, {Step(2)});
+    instr(InstrKind::kLoad, 0, {Step(3)});
+    const auto hold = [&](TensorId t, int op, Bytes offset, int begin, int end, TierId tier) {
+      Residency r;
+      r.tensor = t;
+      if (!t.valid()) r.op = OpId(op);
+      r.offset = offset;
+      r.bytes = 4096;
+      r.begin = Step(begin);
+      r.end = Step(end);
+      r.tier = tier;
+      p.residencies.push_back(r);
+    };
+    hold(a, 0, 0, -1, 5, kDevice);
+    hold(out, 0, 4096, 0, 2, kDevice);
+    hold(out, 0, 0, 1, 5, TierId(1));
+    hold(TensorId(), 1, 4096, 3, 4, kDevice);
+    hold(out, 0, 4096, 4, 5, kDevice);
+    expect_valid(p);
+    for (int delay : {0, 5, 50}) {
+      const auto late = [delay](std::unique_ptr<Tier> inner, size_t) {
+        FaultPlan faults;
+        faults.delay_polls = delay;
+        return make_fault_tier(std::move(inner), faults);
+      };
+      expect_plain_results(step, p, {Kind::kHost}, "delay " + std::to_string(delay), {}, late);
+    }
+  }
+}
+
 TEST(Steps, TheKthTransferFailingIsATypedErrorWithStepTensorAndTier) {
   const RandomStep step = random_step(21, 16, 3, 2);
   Ways ways;
