@@ -172,6 +172,8 @@ Status Executor::write_state(const Prepared& prepared, std::string_view name,
 Status Executor::read_state(const Prepared& prepared, std::string_view name,
                             std::span<std::byte> out, Bytes begin) {
   ExecutorState& s = *state_;
+  // A step that was left halfway has updated some of it and not the rest.
+  if (!s.failed.ok()) return s.failed.within("state is lost after an error");
   const Program& p = prepared.body->program;
   HR_ASSIGN(const TensorId id, state_called(p, name));
   const Tensor& t = p.graph->at(id);
