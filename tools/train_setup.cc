@@ -112,7 +112,8 @@ void add_train_options(CLI::App& verb, TrainCliOptions* o) {
 Result<TrainSetup> read_train_setup(const TrainCliOptions& o) {
   TrainSetup setup;
   TrainOptions& t = setup.options;
-  HR_ASSIGN(t.config, read_train_config(o.config));
+  HR_ASSIGN(const TrainConfig config, read_train_config(o.config));
+  t.config = with_absolute_paths(config);
   if (o.steps > 0) t.config.steps = o.steps;
   t.threads = o.threads > 0 ? o.threads : default_threads();
   HR_ASSIGN(t.memory_bytes, read_memory(o));

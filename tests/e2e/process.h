@@ -23,9 +23,9 @@ namespace headrace::testing {
 // A folder of its own, removed at the end.
 class Folder {
  public:
-  Folder() {
-    std::string path =
-        (std::filesystem::temp_directory_path() / "headrace-e2e-XXXXXX").string();
+  Folder() : Folder(std::filesystem::temp_directory_path()) {}
+  explicit Folder(const std::filesystem::path& in) {
+    std::string path = (in / "headrace-e2e-XXXXXX").string();
     path_ = ::mkdtemp(path.data());
   }
   ~Folder() {
