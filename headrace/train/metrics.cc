@@ -4,9 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "headrace/train/safe_file.h"
 
@@ -15,7 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr Bytes kMaxMetrics = kGiB;
+constexpr Bytes kPiece = 64 * kKiB;  // read at a time
+constexpr size_t kMostLine = kMiB;    // a longer one is none of ours; ours have some 500 bytes
 
 std::string metrics_of(const std::string& run) { return run + "/metrics.jsonl"; }
 
@@ -31,17 +34,27 @@ int64_t step_of(std::string_view line) {
   return step != json.end() && step->is_number_integer() ? step->get<int64_t>() : -1;
 }
 
-// How much of the text are whole lines of steps up to `done`. Lines are in the order of steps, so
-// that what follows the first later one is later too.
-size_t kept_of(const std::string& text, int64_t done) {
-  size_t begin = 0;
-  for (;;) {
-    const size_t end = text.find('\n', begin);
-    if (end == std::string::npos) return begin;
-    const int64_t step = step_of(std::string_view(text).substr(begin, end - begin));
-    if (step < 0 || step > done) return begin;
-    begin = end + 1;
+// Calls line(text, end) for every whole line, the next of which begins at `end`, until it is false.
+template <typename F>
+Status each_line(const InFile& in, F&& line) {
+  std::string held;
+  Bytes begin = 0;  // of `held` in the file
+  for (Bytes at = 0; at < in.size();) {
+    const size_t before = held.size();
+    const Bytes n = std::min(kPiece, in.size() - at);
+    held.resize(before + static_cast<size_t>(n));
+    HR_TRY(in.read(at, std::as_writable_bytes(std::span(held).subspan(before))));
+    at += n;
+    size_t from = 0;
+    for (size_t end; (end = held.find('\n', from)) != std::string::npos; from = end + 1) {
+      const std::string_view text = std::string_view(held).substr(from, end - from);
+      if (!line(text, begin + static_cast<Bytes>(end) + 1)) return {};
+    }
+    held.erase(0, from);
+    begin += static_cast<Bytes>(from);
+    if (held.size() > kMostLine) return {};
   }
+  return {};
 }
 
 std::string text_of_json(const Json& json) {
@@ -55,8 +68,15 @@ Result<std::unique_ptr<Metrics>> Metrics::open(const std::string& run, int64_t d
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (descriptor < 0) return refused(path, "open");
   std::unique_ptr<Metrics> out(new Metrics(run, descriptor));
-  HR_ASSIGN(const std::string text, read_text(path, kMaxMetrics));
-  out->size_ = static_cast<Bytes>(kept_of(text, done));
+  HR_ASSIGN(const InFile in, InFile::open(path));
+  // Lines are in the order of steps: what follows the first later one is later too.
+  HR_TRY(each_line(in, [&](std::string_view line, Bytes end) {
+    const int64_t step = step_of(line);
+    if (step < 0 || step > done) return false;
+    out->page_.add(line);
+    out->size_ = end;
+    return true;
+  }));
   if (::ftruncate(descriptor, out->size_) != 0) return refused(path, "truncate");
   return out;
 }
@@ -73,6 +93,7 @@ Status Metrics::append(const std::string& line) {
   } while (n < 0 && errno == EINTR);
   if (n == static_cast<ssize_t>(line.size())) {
     size_ += n;
+    page_.add(line);
     return {};
   }
   if (n >= 0) errno = ENOSPC;  // a file takes part of a line only when the disk is full
@@ -105,8 +126,7 @@ Status Metrics::add_evaluation(int64_t step, double loss) {
 }
 
 Status Metrics::plot() const {
-  HR_ASSIGN(const std::string text, read_text(metrics_of(run_), kMaxMetrics));
-  return write_atomically(run_ + "/metrics.html", metrics_page(text, run_));
+  return write_atomically(run_ + "/metrics.html", page_.html(run_));
 }
 
 }  // namespace headrace

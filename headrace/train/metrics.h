@@ -11,11 +11,13 @@
 //   2. Opened at step n, lines of later steps are gone: a resumed run's file is that of a run that
 //      was never interrupted.
 //   3. The page is one file that loads nothing: light and dark, readable without scripts.
+//   4. Memory does not grow with the run: the file is read in pieces, and the page keeps means.
 // Not thread-safe.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "headrace/base/status.h"
@@ -46,16 +48,33 @@ struct MetricsLine {
   std::vector<MetricsTier> tiers;
 };
 
+// What the page shows, taken line by line in memory that does not grow with them.
+class MetricsPage {
+ public:
+  MetricsPage();
+  MetricsPage(MetricsPage&&) noexcept;
+  ~MetricsPage();
+  // A line of the file; one that is no line of ours shows nothing.
+  void add(std::string_view line);
+  // The page so far. `title` is shown above.
+  std::string html(const std::string& title) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 class Metrics {
  public:
   // Opens or makes the file in the folder, which exists, and cuts it after step `done`. kIo.
   static Result<std::unique_ptr<Metrics>> open(const std::string& run, int64_t done);
   ~Metrics();
 
+  // Each appends a line. kIo: the file is as it was before.
   Status add(const MetricsLine& line);
   Status add(const TrainStepReport& step, const TrainRunFigures& run, const TrainEngine& engine);
   Status add_evaluation(int64_t step, double loss);
-  // Draws the file's loss and memory into metrics.html.
+  // Draws the file's loss and memory into metrics.html, atomically. kIo.
   Status plot() const;
 
  private:
@@ -65,9 +84,7 @@ class Metrics {
   std::string run_;
   int descriptor_ = -1;
   Bytes size_ = 0;
+  MetricsPage page_;
 };
-
-// The page of a metrics file's text. `title` is shown above.
-std::string metrics_page(const std::string& lines, const std::string& title);
 
 }  // namespace headrace

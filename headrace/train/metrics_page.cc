@@ -14,14 +14,53 @@ using Json = nlohmann::json;
 constexpr double kWidth = 860, kHeight = 260, kLeft = 70, kRight = 14, kTop = 14, kBottom = 34;
 // More points than there are pixels are not seen.
 constexpr size_t kMostPoints = 1600;
+constexpr int kMostMarks = 16;  // of an axis; nice_step() makes at most 7
 
 struct Point {
   double x = 0, y = 0;
 };
-struct Series {
+
+Point mean(Point a, Point b) { return {(a.x + b.x) / 2, (a.y + b.y) / 2}; }
+
+// Values of a run of any length: means of equal runs of them, whose length is doubled whenever
+// there are too many.
+class Series {
+ public:
+  Series(const char* title, const char* css) : name(title), style(css) {}
+
+  void add(Point p) {
+    last = p;
+    sum_.x += p.x, sum_.y += p.y;
+    if (++count_ < run_) return;
+    means_.push_back(pending());
+    sum_ = {};
+    count_ = 0;
+    if (means_.size() < kMostPoints) return;
+    for (size_t i = 0; i < kMostPoints / 2; ++i) means_[i] = mean(means_[2 * i], means_[2 * i + 1]);
+    means_.resize(kMostPoints / 2);
+    run_ *= 2;
+  }
+  // In order; the last may be of a shorter run.
+  std::vector<Point> points() const {
+    std::vector<Point> out = means_;
+    if (count_ > 0) out.push_back(pending());
+    return out;
+  }
+  bool empty() const { return means_.empty() && count_ == 0; }
+
   const char* name;
   const char* style;  // CSS class
-  std::vector<Point> points;
+  Point last;
+
+ private:
+  Point pending() const {
+    const auto n = static_cast<double>(count_);
+    return {sum_.x / n, sum_.y / n};
+  }
+
+  std::vector<Point> means_;
+  Point sum_;
+  int64_t count_ = 0, run_ = 1;
 };
 
 constexpr const char* kStyle = R"(
@@ -53,21 +92,6 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-// Means of equal runs of points, so that a picture stays small.
-std::vector<Point> thinned(const std::vector<Point>& all) {
-  if (all.size() <= kMostPoints) return all;
-  std::vector<Point> out;
-  const size_t run = (all.size() + kMostPoints - 1) / kMostPoints;
-  for (size_t i = 0; i < all.size(); i += run) {
-    const size_t end = std::min(all.size(), i + run);
-    Point mean;
-    for (size_t k = i; k < end; ++k) mean.x += all[k].x, mean.y += all[k].y;
-    const auto n = static_cast<double>(end - i);
-    out.push_back({mean.x / n, mean.y / n});
-  }
-  return out;
-}
-
 // A step of 1, 2 or 5 times a power of ten that divides `range` into at most six.
 double nice_step(double range) {
   if (!(range > 0)) return 1;
@@ -87,11 +111,11 @@ struct Frame {
   }
 };
 
-Frame frame_of(const std::vector<Series>& all, bool from_zero) {
+Frame frame_of(const std::vector<const Series*>& all, bool from_zero) {
   Frame f;
   bool first = true;
-  for (const Series& s : all) {
-    for (const Point& p : s.points) {
+  for (const Series* s : all) {
+    for (const Point& p : s->points()) {
       if (first) f = {p.x, p.x, p.y, p.y};
       first = false;
       f.x0 = std::min(f.x0, p.x), f.x1 = std::max(f.x1, p.x);
@@ -100,45 +124,58 @@ Frame frame_of(const std::vector<Series>& all, bool from_zero) {
   }
   if (from_zero) f.y0 = std::min(0.0, f.y0);
   if (f.x1 == f.x0) f.x1 = f.x0 + 1;
-  if (f.y1 == f.y0) f.y1 = f.y0 + 1;
+  // Of losses beyond 2^53, one more is the same number.
+  if (f.y1 == f.y0) f.y1 = f.y0 + std::max(1.0, std::abs(f.y0));
   return f;
+}
+
+// Multiples of `step` from `from` to `to`. Counted: added to a large number, a small step is lost.
+std::vector<double> marks_of(double from, double to, double step) {
+  std::vector<double> out;
+  const double first = std::ceil(from / step);
+  for (int i = 0; i < kMostMarks; ++i) {
+    const double at = (first + i) * step;
+    if (!(at <= to + step * 1e-9)) break;
+    out.push_back(at);
+  }
+  return out;
 }
 
 std::string axes(const Frame& f, const char* unit) {
   std::string out;
   const double dy = nice_step(f.y1 - f.y0), dx = nice_step(f.x1 - f.x0);
-  for (double y = std::ceil(f.y0 / dy) * dy; y <= f.y1 + dy * 1e-9; y += dy) {
+  for (const double y : marks_of(f.y0, f.y1, dy)) {
     out += text_of(
         "<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>"
         "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n",
         kLeft, kWidth - kRight, f.py(y), f.py(y), kLeft - 8, f.py(y) + 4,
         std::abs(y) < dy * 1e-9 ? 0 : y);
   }
-  for (double x = std::ceil(f.x0 / dx) * dx; x <= f.x1 + dx * 1e-9; x += dx) {
+  for (const double x : marks_of(f.x0, f.x1, dx)) {
     out += text_of("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.6g</text>\n", f.px(x),
                    kHeight - 14, x);
   }
   return out + text_of("<text x=\"4\" y=\"%.1f\">%s</text>", kTop + 2, unit);
 }
 
-std::string chart(const std::vector<Series>& all, const char* unit, bool from_zero) {
-  bool any = false;
-  for (const Series& s : all) any = any || !s.points.empty();
+std::string chart(const std::vector<const Series*>& all, const char* unit, bool from_zero) {
+  const bool any = std::any_of(all.begin(), all.end(), [](const Series* s) { return !s->empty(); });
   if (!any) return "<p>No values yet.</p>\n";
   const Frame f = frame_of(all, from_zero);
   std::string out = text_of("<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\">\n", kWidth, kHeight);
   out += axes(f, unit);
-  for (const Series& s : all) {
-    if (s.points.empty()) continue;
-    out += text_of("<polyline class=\"%s\" points=\"", s.style);
-    for (const Point& p : thinned(s.points)) out += text_of("%.1f,%.1f ", f.px(p.x), f.py(p.y));
-    out += text_of("\"><title>%s</title></polyline>\n", s.name);
-    if (s.points.size() > 60) continue;
-    for (const Point& p : s.points) {
+  for (const Series* s : all) {
+    if (s->empty()) continue;
+    const std::vector<Point> points = s->points();
+    out += text_of("<polyline class=\"%s\" points=\"", s->style);
+    for (const Point& p : points) out += text_of("%.1f,%.1f ", f.px(p.x), f.py(p.y));
+    out += text_of("\"><title>%s</title></polyline>\n", s->name);
+    if (points.size() > 60) continue;
+    for (const Point& p : points) {
       out += text_of(
           "<circle class=\"%s dots\" r=\"2\" cx=\"%.1f\" cy=\"%.1f\"><title>%s, step "
           "%.0f: %.6g</title></circle>\n",
-          s.style, f.px(p.x), f.py(p.y), s.name, p.x, p.y);
+          s->style, f.px(p.x), f.py(p.y), s->name, p.x, p.y);
     }
   }
   return out + "</svg>\n";
@@ -158,46 +195,53 @@ std::string fact(const char* name, const std::string& value) {
 
 }  // namespace
 
-std::string metrics_page(const std::string& lines, const std::string& title) {
-  Series loss{"loss", "a", {}}, evaluation{"evaluation loss", "b", {}}, peak{"peak", "a", {}};
-  Json last;
-  double skipped = 0;
-  for (size_t begin = 0; begin < lines.size();) {
-    size_t end = lines.find('\n', begin);
-    if (end == std::string::npos) end = lines.size();
-    const Json line = Json::parse(lines.begin() + static_cast<ptrdiff_t>(begin),
-                                  lines.begin() + static_cast<ptrdiff_t>(end), nullptr, false);
-    begin = end + 1;
-    double step = 0, value = 0;
-    if (!line.is_object() || !number_in(line, "step", &step)) continue;
-    if (number_in(line, "loss", &value)) loss.points.push_back({step, value});
-    if (number_in(line, "eval_loss", &value)) evaluation.points.push_back({step, value});
-    if (number_in(line, "peak_rss_bytes", &value)) {
-      peak.points.push_back({step, value / static_cast<double>(kMiB)});
-      last = line;
-      skipped += line.value("skipped", Json()) == Json(true) ? 1 : 0;
-    }
+struct MetricsPage::State {
+  Series loss{"loss", "a"}, evaluation{"evaluation loss", "b"}, peak{"peak", "a"};
+  double tokens_per_s = -1, stall_share = -1;  // of the last step; below 0: none yet
+  int64_t skipped = 0;
+
+  std::string facts() const;
+};
+
+MetricsPage::MetricsPage() : state_(std::make_unique<State>()) {}
+MetricsPage::MetricsPage(MetricsPage&&) noexcept = default;
+MetricsPage::~MetricsPage() = default;
+
+void MetricsPage::add(std::string_view text) {
+  State& s = *state_;
+  const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  double step = 0, value = 0;
+  if (!line.is_object() || !number_in(line, "step", &step)) return;
+  if (number_in(line, "loss", &value)) s.loss.add({step, value});
+  if (number_in(line, "eval_loss", &value)) s.evaluation.add({step, value});
+  if (!number_in(line, "peak_rss_bytes", &value)) return;
+  s.peak.add({step, value / static_cast<double>(kMiB)});
+  if (number_in(line, "tokens_per_s", &value)) s.tokens_per_s = value;
+  if (number_in(line, "stall_share", &value)) s.stall_share = value;
+  s.skipped += line.value("skipped", Json()) == Json(true) ? 1 : 0;
+}
+
+std::string MetricsPage::State::facts() const {
+  std::string out;
+  if (!loss.empty()) {
+    out += fact("steps", text_of("%.0f", loss.last.x));
+    out += fact("loss", text_of("%.4f", loss.last.y));
   }
-  std::string facts;
-  double value = 0;
-  if (!loss.points.empty()) {
-    facts += fact("steps", text_of("%.0f", loss.points.back().x));
-    facts += fact("loss", text_of("%.4f", loss.points.back().y));
-  }
-  if (!evaluation.points.empty()) {
-    facts += fact("evaluation loss", text_of("%.4f", evaluation.points.back().y));
-  }
-  if (number_in(last, "tokens_per_s", &value)) facts += fact("tokens/s", text_of("%.0f", value));
-  if (number_in(last, "stall_share", &value)) {
-    facts += fact("waiting for transfers", text_of("%.1f %%", 100 * value));
-  }
-  if (!peak.points.empty()) facts += fact("peak", text_of("%.1f MiB", peak.points.back().y));
-  if (skipped > 0) facts += fact("steps skipped", text_of("%.0f", skipped));
+  if (!evaluation.empty()) out += fact("evaluation loss", text_of("%.4f", evaluation.last.y));
+  if (tokens_per_s >= 0) out += fact("tokens/s", text_of("%.0f", tokens_per_s));
+  if (stall_share >= 0) out += fact("waiting for transfers", text_of("%.1f %%", 100 * stall_share));
+  if (!peak.empty()) out += fact("peak", text_of("%.1f MiB", peak.last.y));
+  if (skipped > 0) out += fact("steps skipped", std::to_string(skipped));
+  return out;
+}
+
+std::string MetricsPage::html(const std::string& title) const {
+  const State& s = *state_;
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" +
          escaped(title) + "</title><style>" + kStyle + "</style></head><body>\n<h1>" +
-         escaped(title) + "</h1>\n<dl>\n" + facts + "</dl>\n<h2>Loss</h2>\n" +
-         chart({loss, evaluation}, "loss", false) + "<h2>Peak memory of the process</h2>\n" +
-         chart({peak}, "MiB", true) + "</body></html>\n";
+         escaped(title) + "</h1>\n<dl>\n" + s.facts() + "</dl>\n<h2>Loss</h2>\n" +
+         chart({&s.loss, &s.evaluation}, "loss", false) + "<h2>Peak memory of the process</h2>\n" +
+         chart({&s.peak}, "MiB", true) + "</body></html>\n";
 }
 
 }  // namespace headrace

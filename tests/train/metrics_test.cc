@@ -115,16 +115,68 @@ TEST(Metrics, ThePageShowsLossEvaluationAndPeakAndLoadsNothing) {
   }
 }
 
-TEST(Metrics, APageOfManyStepsStaysSmallAndAnEmptyOneIsAPage) {
+std::string page_of(const std::string& text, const std::string& title) {
+  MetricsPage page;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) page.add(line);
+  return page.html(title);
+}
+
+TEST(Metrics, APageOfManyStepsStaysSmallAndNamesTheLastStepNotAMean) {
   std::string lines;
-  for (int64_t step = 1; step <= 20000; ++step) {
+  for (int64_t step = 1; step <= 20001; ++step) {
     lines += text_of("{\"step\":%lld,\"loss\":%g,\"peak_rss_bytes\":1}\n",
-                     static_cast<long long>(step), 1.0 / static_cast<double>(step));
+                     static_cast<long long>(step), 2.0 / static_cast<double>(step % 100 + 1));
   }
-  EXPECT_LT(metrics_page(lines, "run").size(), 100000u);
-  EXPECT_NE(metrics_page("", "<run>").find("&lt;run&gt;"), std::string::npos);
-  EXPECT_NE(metrics_page("not json\n[1]\n{\"step\":\"x\"}\n", "run").find("</html>"),
-            std::string::npos);
+  const std::string page = page_of(lines, "run");
+  EXPECT_LT(page.size(), 100000u);
+  EXPECT_NE(page.find("<dt>steps</dt><dd>20001</dd>"), std::string::npos);
+  EXPECT_NE(page.find("<dt>loss</dt><dd>1.0000</dd>"), std::string::npos);
+}
+
+TEST(Metrics, ThePageOfAResumedRunIsThatOfOneThatWasNeverInterrupted) {
+  const Scratch scratch;
+  write(scratch, 1, 9);
+  ASSERT_TRUE((*Metrics::open(scratch.folder(), 9))->plot().ok());
+  const std::string whole = content(scratch.path("metrics.html"));
+  auto metrics = Metrics::open(scratch.folder(), 6);
+  ASSERT_TRUE(metrics.ok());
+  for (int64_t step = 7; step <= 9; ++step) {
+    ASSERT_TRUE((*metrics)->add(line(step)).ok());
+    if (step % 2 == 0) {
+      ASSERT_TRUE((*metrics)->add_evaluation(step, 3).ok());
+    }
+  }
+  ASSERT_TRUE((*metrics)->plot().ok());
+  EXPECT_EQ(content(scratch.path("metrics.html")), whole);
+}
+
+TEST(Metrics, AFileOfMoreThanOnePieceIsCutAtItsStep) {
+  const Scratch scratch;
+  write(scratch, 1, 900);  // 270 KB
+  const std::string whole = content(scratch.path("metrics.jsonl"));
+  ASSERT_GT(whole.size(), 200000u);
+  ASSERT_TRUE(Metrics::open(scratch.folder(), 700).ok());
+  const std::string kept = content(scratch.path("metrics.jsonl"));
+  const size_t after = whole.find("{\"step\":701,");
+  ASSERT_NE(after, std::string::npos);
+  EXPECT_EQ(kept, whole.substr(0, after));
+}
+
+TEST(Metrics, LossesSoLargeThatOneMoreIsTheSameNumberAreDrawn) {
+  for (const char* losses :
+       {"{\"step\":1,\"loss\":1e17}\n", "{\"step\":1,\"loss\":1e300}\n",
+        "{\"step\":1,\"loss\":1e17}\n{\"step\":2,\"loss\":1.00000000000000016e17}\n"}) {
+    const std::string page = page_of(losses, "run");
+    EXPECT_NE(page.find("polyline"), std::string::npos);
+    EXPECT_EQ(page.find("nan"), std::string::npos) << page;
+  }
+}
+
+TEST(Metrics, APageWithoutLinesOfOursIsAPage) {
+  EXPECT_NE(page_of("", "<run>").find("&lt;run&gt;"), std::string::npos);
+  const std::string strange = "not json\n[1]\n{\"step\":\"x\"}\n";
+  EXPECT_NE(page_of(strange, "run").find("No values yet."), std::string::npos);
 }
 
 }  // namespace
