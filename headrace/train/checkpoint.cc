@@ -1,6 +1,7 @@
 // Layout of a checkpoint
-//   manifest.json  {"body": {format, serial, step, next_sample, loss_scale, config, block,
-//                  data_bytes, tensors: [{name, dtype, rows, cols, bytes, offset, xxh3: [hex]}]},
+//   manifest.json  {"body": {format, serial, step, next_sample, loss_scale, good_steps (missing
+//                  in older ones), config, block, data_bytes, tensors: [{name, dtype, rows, cols,
+//                  bytes, offset, xxh3: [hex]}]},
 //                  "xxh3": of the body as compact text with sorted keys}
 //   data           the tensors one after the other, each from a page's start
 #include "headrace/train/checkpoint.h"
@@ -82,6 +83,7 @@ std::string to_text(const Manifest& m) {
                      {"step", m.info.step},
                      {"next_sample", m.info.next_sample},
                      {"loss_scale", m.info.loss_scale},
+                     {"good_steps", m.info.good_steps},
                      {"config", m.info.config},
                      {"block", kCheckpointBlock},
                      {"data_bytes", m.data_bytes},
@@ -148,6 +150,7 @@ Status read_body(const Json& body, Manifest* m) {
   HR_TRY(f.integer("step", 0, INT64_MAX, &m->info.step));
   HR_TRY(f.integer("next_sample", 0, INT64_MAX, &m->info.next_sample));
   HR_TRY(f.number("loss_scale", 0, HUGE_VAL, &m->info.loss_scale));
+  HR_TRY(f.integer("good_steps", -1, INT64_MAX, &m->info.good_steps));
   HR_TRY(f.text("config", &m->info.config));
   HR_TRY(f.integer("data_bytes", 0, kMostBytes, &m->data_bytes));
   const Json& tensors = *f.find("tensors");
@@ -277,8 +280,10 @@ Status write_files(const Writing& w, const std::string& folder, int64_t serial) 
 
 // From the temporary folder to its name; one of that name is replaced.
 Status publish(const std::string& from, const std::string& to) {
-  if (!std::filesystem::exists(to)) return move_path(from, to);
-  return exchange_paths(from, to);
+  std::error_code ec;
+  const bool there = std::filesystem::exists(to, ec);
+  if (ec) return error(Code::kIo, "%s: look: %s", to.c_str(), ec.message().c_str());
+  return there ? exchange_paths(from, to) : move_path(from, to);
 }
 
 // A folder is renamed before it is emptied, so that a kill leaves nothing half removed under a

@@ -247,11 +247,14 @@ Result<std::string> read_text(const std::string& path, Bytes most) {
 }
 
 Status make_folders(const std::string& folder) {
-  if (folder.empty() || std::filesystem::is_directory(folder)) return {};
+  std::error_code ignored;  // mkdir says it in its own words
+  if (folder.empty() || std::filesystem::is_directory(folder, ignored)) return {};
   const std::string above = folder_of(folder);
   if (above != folder) HR_TRY(make_folders(above));
-  if (calls().mkdir(folder.c_str()) == 0 || errno == EEXIST) return {};
-  return refused(folder, "make folder", errno);
+  if (calls().mkdir(folder.c_str()) == 0) return sync_folder(above);
+  const int reason = errno;  // EEXIST: another process was faster, or a file has the name
+  if (reason == EEXIST && std::filesystem::is_directory(folder, ignored)) return {};
+  return refused(folder, "make folder", reason);
 }
 
 Status sync_folder(const std::string& folder) {

@@ -117,7 +117,8 @@ class AtomicFile {
 Status write_atomically(const std::string& path, std::string_view text);
 // A file of at most `most` bytes as text; kBadFile when it is larger.
 Result<std::string> read_text(const std::string& path, Bytes most);
-// Makes the folder and those it is in. Ok when it is there.
+// Makes the folder and those it is in, their names forced to the disk: else what is synced inside
+// may be lost with the name of the folder. Ok when it is there.
 Status make_folders(const std::string& folder);
 // Forces the names of a folder to the disk.
 Status sync_folder(const std::string& folder);
