@@ -139,20 +139,25 @@ Status plan_training_file(const PlanOptions& o) {
   return print_output(out);
 }
 
-// Options that only one kind of plan has.
+// Options that only some kinds of plan have.
 Status check_options(const PlanOptions& o, FileKind kind, const CLI::App& verb) {
-  const bool model = kind == FileKind::kModel;
-  const auto refuse = [&](const char* option) {
-    if (verb.count(option) == 0) return Status();
-    return error(Code::kUsage, "%s is for %s; %s is %s", option, model ? "steps" : "models",
-                 o.budget.model.c_str(), kind_text(kind));
+  using Options = std::vector<const char*>;
+  const Options of_steps = {"--goal", "--no-recompute", "--keep-order", "--codec"};
+  const Options of_both = {"--tier", "--explain", "--all"};
+  const Options of_models = {"--context", "--chunk", "--prompt-tokens", "--tokens"};
+  const auto refuse = [&](const Options& options, const char* whose) {
+    for (const char* option : options) {
+      if (verb.count(option) == 0) continue;
+      return error(Code::kUsage, "%s is for %s; %s is %s", option, whose, o.budget.model.c_str(),
+                   kind_text(kind));
+    }
+    return Status();
   };
-  const std::vector<const char*> foreign =
-      model ? std::vector<const char*>{"--goal", "--no-recompute", "--keep-order", "--tier",
-                                       "--codec", "--explain", "--all"}
-            : std::vector<const char*>{"--context", "--threads", "--chunk", "--prompt-tokens",
-                                       "--tokens"};
-  for (const char* option : foreign) HR_TRY(refuse(option));
+  const bool training = kind == FileKind::kTraining;
+  if (kind != FileKind::kModel) HR_TRY(refuse(of_models, "models"));
+  if (kind == FileKind::kModel) HR_TRY(refuse(of_both, "steps and training configs"));
+  if (kind == FileKind::kModel || training) HR_TRY(refuse(of_steps, "steps"));
+  if (kind != FileKind::kModel && !training) HR_TRY(refuse({"--threads"}, "models and training"));
   return {};
 }
 
@@ -173,8 +178,8 @@ Status plan(const PlanOptions& o, const CLI::App& verb) {
                  "config has \"data\"",
                  o.budget.model.c_str(), text.empty() ? "empty" : kind_text(kind));
   }
+  HR_TRY(check_options(o, kind, verb));
   if (kind == FileKind::kTraining) return plan_training_file(o);
-  HR_TRY(check_options(o, step ? kind : FileKind::kModel, verb));
   return step ? plan_step_file(o, kind, text) : plan_model(o);
 }
 
@@ -203,8 +208,8 @@ void add_plan(CLI::App& app, Action* action) {
   add_step_options(*verb, &o->step);
   verb->add_option("-o,--output", o->output, "Write the Program (of a model: its decode step)");
   verb->add_option("--html", o->html, "Write the timeline, with the plan's tables");
-  verb->add_flag("--explain", o->explain, "Steps alone: say why each tensor goes where it goes");
-  verb->add_flag("--all", o->all, "Steps alone: explain every choice");
+  verb->add_flag("--explain", o->explain, "Not of a model: say why each tensor goes where it goes");
+  verb->add_flag("--all", o->all, "Not of a model: explain every choice");
   verb->add_flag("--json", o->json, "As JSON");
   verb->callback([o, action, verb] { *action = [o, verb] { return plan(*o, *verb); }; });
 }

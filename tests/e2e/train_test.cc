@@ -198,6 +198,9 @@ TEST_F(Train, APlanOfAConfigStartsNothingAndLeavesNothing) {
   EXPECT_EQ(plan["budget_bytes"], 64 << 20);
   EXPECT_GT(plan["predicted_s_per_step"], 0);
   EXPECT_EQ(files(), before);
+  const Finished foreign = headrace(folder_, {"plan", file, "--context", "9"});
+  EXPECT_EQ(foreign.code, 2);
+  EXPECT_NE(foreign.err.find("--context is for models"), std::string::npos) << foreign.err;
 }
 
 // Which change, which exit code, what the message names.
