@@ -13,7 +13,8 @@ constexpr double kImpossible = 1e6;  // price of a byte that an op needs for two
 constexpr double kTransferWeight = 0.01;  // seconds of transfer, against seconds of the step
 constexpr int kOrders = 24;          // in which all lives are placed at the begin
 constexpr int kRelocations = 40;
-constexpr int64_t kPlacings = 20;   // times that each life may be placed at the begin
+constexpr int64_t kPlacings = 20;   // times that each life may be placed in one order
+constexpr int64_t kAllPlacings = 1000;  // and in all orders at the begin
 constexpr TierId kAway{1};
 
 // Bytes [begin, end) of the arena, and what each of them costs.
@@ -38,6 +39,7 @@ class AddressSearch {
     find_ways_out();
     for (const Life& x : lives_) chunk_ = std::max(chunk_, x.bytes / 4);
     chunk_ = round_up(chunk_, kLine);
+    placings_ = kAllPlacings * static_cast<int64_t>(lives_.size());
     if (!place_whatever_moves()) return plan;
     best_chunk();
     now_ = evaluate();
@@ -115,7 +117,7 @@ class AddressSearch {
   // Where the lives have no extents as they are, one of those that others had to make room for most
   // is moved in one of its gaps, and comes back elsewhere.
   bool place_whatever_moves() {
-    for (int round = 0; round < kRelocations; ++round) {
+    for (int round = 0; round < kRelocations && placings_ > 0; ++round) {
       if (place_all()) return true;
       const double most = *std::max_element(stubborn_.begin(), stubborn_.end());
       gaps_.clear();
@@ -143,7 +145,7 @@ class AddressSearch {
   bool place_all() {
     std::vector<Life> best;
     double best_sum = 0;
-    for (int round = 0; round < kOrders; ++round) {
+    for (int round = 0; round < kOrders && placings_ > 0; ++round) {
       if (!place_in_order(round)) continue;
       const double sum = evaluate().sum();
       if (!best.empty() && sum >= best_sum) continue;
@@ -419,6 +421,7 @@ class AddressSearch {
     std::sort(order.begin(), order.end());
     while (!order.empty()) {
       if (--most < 0) return false;
+      --placings_;
       const int32_t i = order.back().second;
       order.pop_back();
       if (!place(i, noise)) return false;
@@ -507,6 +510,7 @@ class AddressSearch {
   Cost now_;
   Bytes chunk_ = 0;
   int64_t work_ = 0;
+  int64_t placings_ = 0;  // left to find the first extents with
   uint64_t seed_ = 1;
   std::vector<std::pair<int32_t, int32_t>> gaps_;  // value, gap
   // Scratch of place().

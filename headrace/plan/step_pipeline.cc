@@ -17,8 +17,14 @@ namespace {
 constexpr int32_t kTiny = 128;      // positions: rounds cost little and extents matter much
 constexpr int kLocalRounds = 8;
 constexpr double kAddressPrice = 0.5;     // of transfers, in the plan that the search starts from
-constexpr int64_t kAddressTries = 1000;   // schedules: 30 to 100 us each
+constexpr int64_t kAddressTries = 1000;   // schedules, at most
+constexpr int64_t kAddressWork = 40'000;  // schedules x positions: 30 to 100 us a schedule
 constexpr double kTolerances[] = {0.02, 0.08};  // of these searches: neither is the better one
+// Schedules that local search has tried in all rounds for a tiny step, 10 to 15 us each: up to here
+// rounds search in full, and then a little.
+constexpr int64_t kFullEffort = 2'500;
+constexpr int64_t kSomeEffort = 5'000;
+constexpr const char* kRoundWork = "placement";
 constexpr int kMostRounds = 4;
 constexpr int kMostRoundsShort = 8;  // a step of few large tensors may need more room than four give
 constexpr int kHalvings = 3;         // of what lies between a reduction that did and one that did not
@@ -73,6 +79,13 @@ void Portfolio::count(const std::string& pass, int64_t work) {
   passes_.push_back({pass, work});
 }
 
+int64_t Portfolio::work_of(const std::string& pass) const {
+  for (const PassTime& p : passes_) {
+    if (p.pass == pass) return p.work;
+  }
+  return 0;
+}
+
 StepPlan Portfolio::finish(const Problem& problem) {
   StepPlan plan;
   plan.choices = choices_of(best_.program, best_.trace, best_.alternatives);
@@ -95,11 +108,19 @@ struct Round {
   int32_t worst_position = 0;
 };
 
-Result<Round> run_round(const Problem& p, const std::string& name, const PlaceOptions& options,
+// Of local search: what the rounds before have used is not there any more. Longer steps have few rounds.
+double effort_left(const Problem& p, const Portfolio& portfolio) {
+  if (p.size() > kTiny) return 1;
+  const int64_t spent = portfolio.work_of(kRoundWork);
+  return spent < kFullEffort ? 1 : spent < kSomeEffort ? 0.3 : 0.1;
+}
+
+Result<Round> run_round(const Problem& p, const std::string& name, PlaceOptions options,
                         Portfolio& portfolio) {
   Round round;
+  options.effort *= effort_left(p, portfolio);
   HR_ASSIGN(Placement placement, place(p, options));
-  portfolio.count("placement", placement.work);
+  portfolio.count(kRoundWork, placement.work);
   round.placed = placement.fits;
   if (!placement.fits) {
     portfolio.note(name, false, 0, p.budget + placement.missing_bytes);
@@ -240,11 +261,12 @@ Status plan_by_addresses(const Problem& p, const std::string& name, const PlaceO
   if (!can_plan_in_addresses(p)) return {};
   if (portfolio.found() && portfolio.best().trace.total_ns <= compute_ns(p)) return {};
   HR_ASSIGN(const std::vector<State> starts, address_starts(p, options));
+  const int64_t tries = std::min(kAddressTries, kAddressWork / std::max(1, p.size()));
   for (size_t i = 0; i < std::size(kTolerances) * starts.size(); ++i) {
     if (i >= starts.size() && !options.improve) break;  // placing alone knows no tolerance
-    AddressPlan plan = search_addresses(starts[i % starts.size()], options.improve ? kAddressTries : 0,
+    AddressPlan plan = search_addresses(starts[i % starts.size()], options.improve ? tries : 0,
                                         kTolerances[i / starts.size()]);
-    portfolio.count("placement", plan.work);
+    portfolio.count("addresses", plan.work);
     if (!plan.found) continue;
     EmitOptions emit;
     emit.extents = &plan.extents;

@@ -34,6 +34,7 @@ class Portfolio {
   // Counts a policy that is not a candidate: does not fit, or cannot be faster than `at_least`.
   void note(const std::string& policy, bool fits, Nanos at_least, Bytes peak);
   void count(const std::string& pass, int64_t work);
+  int64_t work_of(const std::string& pass) const;  // counted so far
   // Counts a policy whose schedule or Program is not valid, under kRefused: a mistake of ours, which
   // costs the candidate and not the plan.
   void refuse(const std::string& policy);
