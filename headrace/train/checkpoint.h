@@ -36,6 +36,7 @@ struct CheckpointInfo {
   int64_t step = 0;         // optimizer steps done
   int64_t next_sample = 0;  // of the dataset
   double loss_scale = 1;
+  int64_t good_steps = -1;  // in a row since it was last changed; below 0: the run does not scale
   std::string config;  // JSON of the run's config
   std::vector<CheckpointTensor> tensors;
 };
