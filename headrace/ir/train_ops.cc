@@ -38,6 +38,7 @@ constexpr AttrRule kDecayRule{Attr::kWeightDecay, 0, 1e9, false};
 constexpr AttrRule kGroupRule{Attr::kGroup, 0, 1 << 16};
 
 bool is_float(const Tensor& t) { return t.dtype == DType::kF32 || t.dtype == DType::kBF16; }
+bool is_half(const Tensor& t) { return t.dtype == DType::kBF16 || t.dtype == DType::kF16; }
 bool same_shape(const Tensor& a, const Tensor& b) { return a.rows == b.rows && a.cols == b.cols; }
 
 class OpVerifier {
@@ -95,7 +96,7 @@ class OpVerifier {
   }
   Status set_compute(const Tensor& t) {
     compute_ = t.dtype;
-    return need(is_float(t), t, "is neither f32 nor bf16");
+    return need(is_float(t) || is_half(t), t, "is neither f32 nor bf16 nor f16");
   }
 
   // The targets: outputs from number `fixed` on, or all updates.
@@ -509,7 +510,7 @@ Status OpVerifier::parameter(const Tensor& param, const Tensor* copy) {
   HR_TRY(shape(param, in(0).rows, in(0).cols));
   if (copy == nullptr) return {};
   HR_TRY(need(param.dtype == DType::kF32, param, "has a copy and is not f32"));
-  HR_TRY(need(copy->dtype == DType::kBF16, *copy, "is a copy and is not bf16"));
+  HR_TRY(need(is_half(*copy), *copy, "is a copy and is neither bf16 nor f16"));
   return need(same_shape(*copy, param), *copy, "is not of the parameter's shape");
 }
 

@@ -4,8 +4,8 @@
 // Vocabulary
 //   T        rows of an activation: tokens of one micro-batch, whole sequences one after another.
 //   n, k     columns. Weights of a product are [n, k]: n outputs, k inputs.
-//   c        the compute type: f32 or bf16, one for all activations and weights of products of an
-//            op. Weights of norms, biases, statistics, losses and gradients of weights are f32.
+//   c        the compute type: f32, bf16 or f16, one for all activations and weights of products of
+//            an op. Weights of norms, biases, statistics, losses and gradients of weights are f32.
 //   target   a gradient of a weight. An op lists all its targets as `outputs` (it writes them) or
 //            all as `updates` (it adds to what they hold): "+=" below stands for either.
 //   scalar   a run-time number of the step, see StepRows: step, seed, loss_scale, rates. When
@@ -73,8 +73,9 @@
 //                     0 when the norm is not finite, which makes every optimizer op do nothing.
 //                     attrs: max_norm
 //   hr.adamw          in: gradient f32, +clip [1, 2]. updates: param, m f32, v f32 (, copy c). param is
-//                     f32, or bf16 rounded stochastically (seed, stream); copy is param rounded to
-//                     bf16. Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101):
+//                     f32, or bf16 rounded stochastically (seed, stream); copy (bf16 or f16) is
+//                     param rounded to nearest. Decoupled weight decay (Loshchilov and Hutter, arXiv
+//                     1711.05101):
 //                     p -= rate * (m' / (1 - beta1^step) / (sqrt(v' / (1 - beta2^step)) + eps)
 //                     + weight_decay * p). attrs: beta1, beta2, eps, weight_decay, group, stream
 //   hr.sgd            in: gradient f32, +clip. updates: param (, momentum f32 when attr momentum > 0)

@@ -1,4 +1,4 @@
-// GEMM of training: C [m, n] = f(op(A) op(B)) in f32 or bf16, sums in f32.
+// GEMM of training: C [m, n] = f(op(A) op(B)) in f32, bf16 or f16, sums in f32.
 //
 // Ours and not a library's because a library allocates packing buffers behind the budget's back,
 // and because its sums depend on the instruction set, the shape and the number of threads
@@ -10,9 +10,10 @@
 //      0): first the product of p + 1, then that of p, each one fused multiply-add which takes
 //      subnormal operands as 0 and makes a subnormal result (tiny after rounding) 0 of its sign.
 //      This is what VDPBF16PS does (AMD and Intel manuals; compared with it in gemm_test.cc).
+//      f16 goes as the f32 that each element is exactly.
 //   2. total = first block; total = total + block for the others, ascending.
 //   3. v = total * scale; v = v + bias[j]; v = v + residual[i, j]: the last two where present.
-//   4. C = v, rounded to nearest even where C is bf16; with `add` C = C + v.
+//   4. C = v, rounded to nearest even where C is bf16 or f16; with `add` C = C + v.
 // NaN is NaN everywhere; its payload is not promised.
 //
 // Method: cache blocking and packing after Goto and van de Geijn, "Anatomy of High-Performance
@@ -47,12 +48,12 @@ struct GemmRows {
 
 struct GemmArgs {
   GemmLayout layout = GemmLayout::kLinear;
-  DType type = DType::kF32;  // of A and B: f32 or bf16
+  DType type = DType::kF32;  // of A and B: f32, bf16 or f16
   int64_t m = 0, n = 0, k = 0;
   const std::byte* a = nullptr;  // aligned to its type
   int64_t a_stride = 0;          // elements from row to row
   std::span<const GemmRows> b;   // all rows of B: n (kLinear) or k
-  DType out_type = DType::kF32;  // of C and the residual: f32 or bf16
+  DType out_type = DType::kF32;  // of C and the residual: f32, bf16 or f16
   std::byte* c = nullptr;        // aligned to its type
   int64_t c_stride = 0;          // elements from row to row, of the residual too
   bool add = false;              // C += instead of C =; f32 only

@@ -130,6 +130,11 @@ struct Finish {
       v.store_bf16(g.c + at * 2, size);
       return;
     }
+    if (g.out_type == DType::kF16) {
+      if (g.residual != nullptr) v = v + Lanes::load_f16(g.residual + at * 2, size);
+      v.store_f16(g.c + at * 2, size);
+      return;
+    }
     float* c = reinterpret_cast<float*>(g.c) + at;
     const float* residual = reinterpret_cast<const float*>(g.residual);
     if (residual != nullptr) v = v + Lanes::load(residual + at, size);
@@ -221,7 +226,11 @@ class PartRun {
     const int64_t element = RowCursor::element(g_.type);
     for (int64_t r = 0; r < rows; ++r) {
       const std::byte* row = g_.a + ((i + r) * g_.a_stride + p) * element;
-      pack_bytes(row, depth * element, a_ + r * kRowStride);
+      if (g_.type == DType::kF16) {
+        pack_row<DType::kF16>(row, nullptr, depth, depth, a_ + r * kRowStride);
+      } else {
+        pack_bytes(row, depth * element, a_ + r * kRowStride);
+      }
     }
   }
 

@@ -8,7 +8,8 @@
 
 namespace headrace::gemm_layout {
 
-// Packed operands are made of units of 4 bytes: one f32, or two bf16 that follow each other in k.
+// Packed operands are made of units of 4 bytes: one f32 (or f16, as f32), or two bf16
+// that follow each other in k.
 inline int64_t units(DType type, int64_t depth) {
   return type == DType::kBF16 ? (depth + 1) / 2 : depth;
 }
@@ -64,7 +65,7 @@ class RowCursor {
   explicit RowCursor(const GemmArgs& g)
       : rows_(g.b), row_bytes_((g.layout == GemmLayout::kLinear ? g.k : g.n) * element(g.type)) {}
   int64_t row_bytes() const { return row_bytes_; }
-  static int64_t element(DType type) { return type == DType::kBF16 ? 2 : 4; }
+  static int64_t element(DType type) { return type == DType::kF32 ? 4 : 2; }
 
   const std::byte* at(int64_t row) {
     seek(row);

@@ -1,5 +1,5 @@
 // Packing of gemm_inl.h, in AVX2 for every file that has it: bytes are moved and never computed
-// with. A unit is 4 bytes, see gemm_layout.h. Included in *_avx2.cc and *_avx512.cc files only.
+// with, but for f16, which becomes f32. A unit is 4 bytes, see gemm_layout.h. Included in *_avx2.cc and *_avx512.cc files only.
 #pragma once
 
 #include <immintrin.h>
@@ -16,6 +16,12 @@ constexpr int64_t kRowsAhead = 12;
 inline __m256i load_units(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
+// 8 units: f32, pairs of bf16, or f16 that become f32.
+template <DType type>
+inline __m256i load_eight(const std::byte* p) {
+  if constexpr (type != DType::kF16) return load_units(p);
+  return _mm256_castps_si256(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store_units(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
 // Copies and fills the last unit with 0. (GCC makes REP MOVS of a memcpy here, which took a tenth
@@ -30,11 +36,12 @@ inline void pack_bytes(const std::byte* from, Bytes bytes, float* out) {
   store_units(to + at, load_units(last));
 }
 
-// out[c * out_stride + r] = unit c of row r, r and c < 8.
+// out[c * out_stride + r] = unit c of row r, r and c < 8; `at`: bytes from the start of each row.
+template <DType type>
 inline void transpose_8x8(const std::byte* const* rows, Bytes at, float* out, int64_t out_stride) {
   __m256i a[8], b[8];
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) a[i] = load_units(rows[i] + at);
+  for (int i = 0; i < 8; ++i) a[i] = load_eight<type>(rows[i] + at);
 #pragma GCC unroll 4
   for (int i = 0; i < 8; i += 2) {
     b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
@@ -57,6 +64,11 @@ inline void transpose_8x8(const std::byte* const* rows, Bytes at, float* out, in
 // One unit of a row of `depth` elements; the missing half of a last one is 0.
 inline float unit_at(DType type, const std::byte* row, int64_t unit, int64_t depth) {
   float value = 0;
+  if (type == DType::kF16) {
+    uint16_t bits;
+    std::memcpy(&bits, row + unit * 2, 2);
+    return _cvtsh_ss(bits);
+  }
   const bool half = type == DType::kBF16 && 2 * unit + 1 == depth;
   std::memcpy(&value, row + unit * 4, half ? 2 : 4);
   return value;
@@ -70,7 +82,14 @@ inline void pack_transposed(DType type, const std::byte* const* rows, int64_t co
   const int64_t all = gemm_layout::units(type, depth);
   int64_t u = 0;
   if (count == 8) {
-    for (; u + 8 <= whole; u += 8) transpose_8x8(rows, u * 4, out + u * out_stride, out_stride);
+    for (; u + 8 <= whole; u += 8) {
+      float* to = out + u * out_stride;
+      if (type == DType::kF16) {
+        transpose_8x8<DType::kF16>(rows, u * 2, to, out_stride);
+      } else {
+        transpose_8x8<DType::kF32>(rows, u * 4, to, out_stride);
+      }
+    }
   }
   for (; u < all; ++u) {
     for (int64_t r = 0; r < 8; ++r) {
@@ -84,6 +103,8 @@ template <DType type>
 inline __m256i units_of(const std::byte* row, const std::byte* next, int64_t i) {
   if constexpr (type == DType::kF32) {
     return load_units(row + i * 4);
+  } else if constexpr (type == DType::kF16) {
+    return load_eight<type>(row + i * 2);
   } else {
     const auto widen = [i](const std::byte* p) {
       return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * 2)));
@@ -124,7 +145,7 @@ struct Columns {
 // Stored rows [first, first + depth) of a matrix with k as rows: out[panel][unit][stride].
 template <DType type>
 void pack_rows(RowCursor rows, int64_t first, int64_t depth, const Columns& c, float* out) {
-  constexpr int64_t kElement = type == DType::kF32 ? 4 : 2, kStep = type == DType::kF32 ? 1 : 2;
+  constexpr int64_t kElement = type == DType::kF32 ? 4 : 2, kStep = type == DType::kBF16 ? 2 : 1;
   const int64_t all = gemm_layout::units(type, depth), row_bytes = rows.row_bytes();
   for (int64_t u = 0; u < all; ++u) {
     const int64_t p = first + u * kStep;
@@ -149,6 +170,8 @@ inline void pack_rows(DType type, const RowCursor& rows, int64_t first, int64_t 
                       const Columns& c, float* out) {
   if (type == DType::kF32) {
     pack_rows<DType::kF32>(rows, first, depth, c, out);
+  } else if (type == DType::kF16) {
+    pack_rows<DType::kF16>(rows, first, depth, c, out);
   } else {
     pack_rows<DType::kBF16>(rows, first, depth, c, out);
   }

@@ -11,10 +11,10 @@ namespace headrace {
 namespace {
 
 float load(DType type, const std::byte* p) {
-  if (type == DType::kBF16) {
+  if (type != DType::kF32) {
     uint16_t half;
     std::memcpy(&half, p, 2);
-    return bf16_to_f32(half);
+    return type == DType::kBF16 ? bf16_to_f32(half) : f16_to_f32(half);
   }
   float value;
   std::memcpy(&value, p, 4);
@@ -55,7 +55,7 @@ struct Element {
   }
   float block(int64_t begin, int64_t end) {
     float sum = 0;
-    if (g.type == DType::kF32) {
+    if (g.type != DType::kBF16) {
       for (int64_t p = begin; p < end; ++p) sum = std::fma(a(p), b(p), sum);
       return sum;
     }
@@ -88,8 +88,8 @@ void gemm_part_scalar(const GemmArgs& g, const GemmPart& part, std::byte*) {
       const int64_t at = (i * g.c_stride + j) * size;
       if (g.residual != nullptr) v = v + load(g.out_type, g.residual + at);
       if (g.add) v = load(g.out_type, g.c + at) + v;
-      if (g.out_type == DType::kBF16) {
-        const uint16_t half = f32_to_bf16(v);
+      if (g.out_type != DType::kF32) {
+        const uint16_t half = g.out_type == DType::kBF16 ? f32_to_bf16(v) : f32_to_f16(v);
         std::memcpy(g.c + at, &half, 2);
       } else {
         std::memcpy(g.c + at, &v, 4);

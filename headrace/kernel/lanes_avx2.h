@@ -30,9 +30,16 @@ struct Lanes {
             part.count > 8 ? _mm256_maskload_ps(p + 8, mask(part.count - 8))
                            : _mm256_setzero_ps()};
   }
-  static Lanes load_half(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
-            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+  static Lanes load_half(const uint16_t* p) { return load_f16(p, Full{}); }
+  static Lanes load_f16(const void* p, Full) {
+    const auto* half = static_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(half)), _mm256_cvtph_ps(_mm_loadu_si128(half + 1))};
+  }
+  // Absent lanes are 0.
+  static Lanes load_f16(const void* p, Part part) {
+    uint16_t all[16] = {};
+    __builtin_memcpy(all, p, static_cast<size_t>(part.count) * 2);
+    return load_f16(all, Full{});
   }
   static Lanes load_bf16(const void* p, Full) {
     const auto* half = static_cast<const __m128i*>(p);
@@ -58,18 +65,23 @@ struct Lanes {
     _mm256_maskstore_ps(p, mask(part.count), lo);
     if (part.count > 8) _mm256_maskstore_ps(p + 8, mask(part.count - 8), hi);
   }
-  void store_half(uint16_t* p, Full) const {
-    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(lo, kNearest));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(hi, kNearest));
-  }
-  void store_half(uint16_t* p, Part part) const {
-    uint16_t all[16];
-    store_half(all, Full{});
-    for (int64_t i = 0; i < part.count; ++i) p[i] = all[i];
+  template <typename Size>
+  void store_half(uint16_t* p, Size size) const {
+    store_f16(p, size);
   }
 
   // To nearest even.
+  void store_f16(void* p, Full) const {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    auto* half = static_cast<__m128i*>(p);
+    _mm_storeu_si128(half, _mm256_cvtps_ph(lo, kNearest));
+    _mm_storeu_si128(half + 1, _mm256_cvtps_ph(hi, kNearest));
+  }
+  void store_f16(void* p, Part part) const {
+    uint16_t all[16];
+    store_f16(all, Full{});
+    __builtin_memcpy(p, all, static_cast<size_t>(part.count) * 2);
+  }
   void store_bf16(void* p, Full) const {
     _mm256_storeu_si256(static_cast<__m256i*>(p), narrow(nearest(lo), nearest(hi)));
   }

@@ -33,8 +33,13 @@ struct Lanes {
   static Lanes load(const float* p, Part part) {
     return {_mm512_maskz_loadu_ps(mask(part), p)};
   }
-  static Lanes load_half(const uint16_t* p) {
-    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  static Lanes load_half(const uint16_t* p) { return load_f16(p, Full{}); }
+  static Lanes load_f16(const void* p, Full) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+  }
+  // Absent lanes are 0.
+  static Lanes load_f16(const void* p, Part part) {
+    return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(part), p))};
   }
   static Lanes load_bf16(const void* p, Full) {
     return widen(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
@@ -50,14 +55,14 @@ struct Lanes {
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(float* p, Full) const { store(p); }
   void store(float* p, Part part) const { _mm512_mask_storeu_ps(p, mask(part), v); }
-  void store_half(uint16_t* p, Full) const {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half());
-  }
-  void store_half(uint16_t* p, Part part) const {
-    _mm256_mask_storeu_epi16(p, mask(part), half());
+  template <typename Size>
+  void store_half(uint16_t* p, Size size) const {
+    store_f16(p, size);
   }
 
   // To nearest even.
+  void store_f16(void* p, Full) const { _mm256_storeu_si256(static_cast<__m256i*>(p), half()); }
+  void store_f16(void* p, Part part) const { _mm256_mask_storeu_epi16(p, mask(part), half()); }
   void store_bf16(void* p, Full) const {
     _mm256_storeu_si256(static_cast<__m256i*>(p), narrow(nearest()));
   }

@@ -50,6 +50,12 @@ struct Lanes {
     std::memcpy(bits, p, static_cast<size_t>(count_of(size)) * 2);
     return each([&](int i) { return bf16_to_f32(bits[i]); });
   }
+  template <typename Size>
+  static Lanes load_f16(const void* p, Size size) {
+    uint16_t bits[16] = {};
+    std::memcpy(bits, p, static_cast<size_t>(count_of(size)) * 2);
+    return each([&](int i) { return f16_to_f32(bits[i]); });
+  }
   // 0, 1, .. 15.
   static Lanes index() {
     return each([](int i) { return static_cast<float>(i); });
@@ -61,6 +67,12 @@ struct Lanes {
     std::memcpy(p, v, static_cast<size_t>(count_of(size)) * 4);
   }
   // To nearest even.
+  template <typename Size>
+  void store_f16(void* p, Size size) const {
+    uint16_t bits[16];
+    for (int i = 0; i < 16; ++i) bits[i] = f32_to_f16(v[i]);
+    std::memcpy(p, bits, static_cast<size_t>(count_of(size)) * 2);
+  }
   template <typename Size>
   void store_bf16(void* p, Size size) const {
     uint16_t bits[16];

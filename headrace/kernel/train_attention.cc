@@ -11,14 +11,15 @@ namespace {
 
 TrainAttentionShape shape_of(const Graph& graph, const Op& op) {
   const DType type = graph.at(op.outputs[0]).dtype;
-  HR_CHECK(type == DType::kF32 || type == DType::kBF16, "attention is of f32 or bf16");
+  HR_CHECK(type == DType::kF32 || type == DType::kBF16 || type == DType::kF16,
+           "attention is of f32, bf16 or f16");
   TrainAttentionShape shape;
   shape.heads = op.iattr(Attr::kHeads);
   shape.kv_heads = op.iattr(Attr::kKvHeads);
   shape.head_dim = op.iattr(Attr::kHeadDim);
   shape.sequence = op.iattr(Attr::kSequence);
   shape.scale = static_cast<float>(op.attr(Attr::kScale, 1));
-  shape.bf16 = type == DType::kBF16;
+  shape.type = type;
   HR_CHECK(shape.heads % shape.kv_heads == 0, "query heads share kv heads evenly");
   return shape;
 }

@@ -31,7 +31,7 @@ struct TrainAttentionShape {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t sequence = 0;  // positions
   float scale = 1;
-  bool bf16 = false;  // q, k, v, o and their gradients; statistics are f32
+  DType type = DType::kF32;  // of q, k, v, o and their gradients; statistics are f32
 
   int64_t padded() const { return round_up(head_dim, 16); }
   int64_t blocks() const { return (sequence + kTrainBlock - 1) / kTrainBlock; }

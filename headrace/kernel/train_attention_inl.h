@@ -267,8 +267,9 @@ void forward_block(const TrainAttentionShape& s, const TrainAttentionSequence& s
 
 void forward(const TrainAttentionShape& s, const TrainAttentionSequence& sequence, int64_t head,
              int64_t block, float* scratch) {
-  s.bf16 ? forward_block<Bf16>(s, sequence, head, block, scratch)
-         : forward_block<F32>(s, sequence, head, block, scratch);
+  if (s.type == DType::kBF16) return forward_block<Bf16>(s, sequence, head, block, scratch);
+  if (s.type == DType::kF16) return forward_block<F16>(s, sequence, head, block, scratch);
+  forward_block<F32>(s, sequence, head, block, scratch);
 }
 
 // ---- backward
@@ -382,8 +383,9 @@ struct Backward {
 
 void backward(const TrainAttentionShape& s, const TrainAttentionSequence& sequence,
               int64_t kv_head, float* scratch) {
-  s.bf16 ? Backward<Bf16>(s, sequence, kv_head, scratch).run()
-         : Backward<F32>(s, sequence, kv_head, scratch).run();
+  if (s.type == DType::kBF16) return Backward<Bf16>(s, sequence, kv_head, scratch).run();
+  if (s.type == DType::kF16) return Backward<F16>(s, sequence, kv_head, scratch).run();
+  Backward<F32>(s, sequence, kv_head, scratch).run();
 }
 
 constexpr TrainAttentionOps kTrainAttention{forward, backward};

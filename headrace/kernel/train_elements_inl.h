@@ -1,4 +1,4 @@
-// Elements of rows of type c (f32 or bf16) as Lanes. Included after a lanes_*.h.
+// Elements of rows of type c (f32, bf16 or f16) as Lanes. Included after a lanes_*.h.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,17 @@ struct Bf16 {
   template <typename Size>
   static void store(Lanes x, std::byte* row, int64_t i, Size size) {
     x.store_bf16(row + 2 * i, size);
+  }
+};
+struct F16 {
+  static constexpr int64_t kBytes = 2;
+  template <typename Size>
+  static Lanes load(const std::byte* row, int64_t i, Size size) {
+    return Lanes::load_f16(row + 2 * i, size);
+  }
+  template <typename Size>
+  static void store(Lanes x, std::byte* row, int64_t i, Size size) {
+    x.store_f16(row + 2 * i, size);
   }
 };
 

@@ -3,9 +3,9 @@
 #include <cstring>
 
 #include "headrace/kernel/gemm.h"
-#include "headrace/kernel/half.h"
 #include "headrace/kernel/train_linear.h"
 #include "headrace/kernel/train_operands.h"
+#include "headrace/kernel/train_rows.h"
 
 namespace headrace {
 namespace {
@@ -78,6 +78,7 @@ void column_sums(const OpContext& ctx, DType type, float* out, int64_t n, bool a
   const Tensor& dy = input_tensor(ctx, 0);
   const std::byte* base = from_column(ctx, ctx.inputs[0], type);
   const Bytes stride = row_bytes(type, dy.cols);
+  const TypedTrainRows& rows = train_rows().of(type);
   ctx.pool.for_range(n, kCols, [&](int64_t begin, int64_t end, int) {
     for (int64_t j = begin; j < end; j += kCols) {
       const int64_t cols = std::min(kCols, end - j);
@@ -85,14 +86,7 @@ void column_sums(const OpContext& ctx, DType type, float* out, int64_t n, bool a
       for (int64_t t = 0; t < dy.rows; t += kGemmBlock) {
         float block[kCols] = {};
         for (int64_t r = t; r < std::min(t + kGemmBlock, dy.rows); ++r) {
-          const std::byte* row = base + r * stride + row_bytes(type, j);
-          if (type == DType::kF32) {
-            const float* x = reinterpret_cast<const float*>(row);
-            for (int64_t c = 0; c < cols; ++c) block[c] += x[c];
-          } else {
-            const uint16_t* x = reinterpret_cast<const uint16_t*>(row);
-            for (int64_t c = 0; c < cols; ++c) block[c] += bf16_to_f32(x[c]);
-          }
+          rows.add_to(base + r * stride + row_bytes(type, j), block, cols);
         }
         for (int64_t c = 0; c < cols; ++c) total[c] = t == 0 ? block[c] : total[c] + block[c];
       }

@@ -33,7 +33,8 @@ class Loss {
   int64_t chunk() const { return chunk_; }
   int64_t stride() const { return stride_; }  // floats
   int64_t grad() const { return op_.iattr(Attr::kGrad); }
-  bool bf16() const { return x().dtype == DType::kBF16; }
+  // Gradients of logits of two bytes stand where logits of four were.
+  int64_t gradient_stride() const { return x().dtype == DType::kF32 ? stride_ : 2 * stride_; }
 
   Bytes table_bytes() const {
     return round_up(static_cast<Bytes>(tiles() * sizeof(GemmRows)), kLine);
@@ -62,7 +63,7 @@ class Loss {
     g.layout = GemmLayout::kDx;
     g.type = g.out_type = x().dtype;
     g.m = rows, g.n = x().cols, g.k = vocab_;
-    g.a_stride = bf16() ? 2 * stride_ : stride_;
+    g.a_stride = gradient_stride();
     g.c_stride = x().cols;
     return g;
   }
@@ -71,7 +72,7 @@ class Loss {
     g.layout = GemmLayout::kDw;
     g.type = x().dtype;
     g.m = tile(i).rows, g.n = x().cols, g.k = rows;
-    g.a_stride = bf16() ? 2 * stride_ : stride_;
+    g.a_stride = gradient_stride();
     g.c_stride = x().cols;
     g.add = true;
     return g;
@@ -158,7 +159,7 @@ class LossRun {
     row.n = loss_.vocab();
     row.target = target;
     row.grad = loss_.grad() > 0;
-    row.bf16 = loss_.bf16();
+    row.type = loss_.x().dtype;
     row.gradient = gradient_;
     *out = loss_row()(row);
   }

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <limits>
 
-#include "headrace/kernel/half.h"
 #include "headrace/kernel/lanes_math.h"
+#include "headrace/kernel/train_elements_inl.h"
 #include "headrace/kernel/train_loss_rows.h"
 
 namespace headrace {
@@ -43,9 +43,10 @@ void times(float* x, int64_t n, float factor) {
 }
 
 // In place: element i goes where element i / 2 was, which has been read.
+template <typename C>
 void narrow(float* x, int64_t n) {
   auto* out = reinterpret_cast<std::byte*>(x);
-  for (int64_t i = 0; i < n; i += 16) Lanes::load(x + i).store_bf16(out + 2 * i, Full{});
+  for (int64_t i = 0; i < n; i += 16) C::store(Lanes::load(x + i), out, i, Full{});
 }
 
 float loss_row_lanes(const LossRow& row) {
@@ -58,7 +59,8 @@ float loss_row_lanes(const LossRow& row) {
   if (!row.grad) return loss;
   times(row.x, n, static_cast<float>(static_cast<double>(row.gradient) / sum));
   row.x[row.target] -= row.gradient;
-  if (row.bf16) narrow(row.x, n);
+  if (row.type == DType::kBF16) narrow<Bf16>(row.x, n);
+  if (row.type == DType::kF16) narrow<F16>(row.x, n);
   return loss;
 }
 

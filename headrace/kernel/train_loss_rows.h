@@ -16,12 +16,12 @@ namespace headrace {
 constexpr int64_t kLossBlock = 4096;
 
 struct LossRow {
-  float* x = nullptr;   // logits [round_up(n, 16)], then the gradient: f32 [n], or bf16 [n] from
-                        // the same address on
+  float* x = nullptr;   // logits [round_up(n, 16)], then the gradient: `type` [n] from the same
+                        // address on
   int64_t n = 0;
   int64_t target = 0;   // below n
   bool grad = false;    // else only the loss
-  bool bf16 = false;
+  DType type = DType::kF32;  // or kBF16, kF16
   float gradient = 1;   // of the result with respect to this loss
 };
 // The loss.

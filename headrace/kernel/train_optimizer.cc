@@ -38,12 +38,15 @@ struct Param {
   }
 };
 
-// The copy: the update after `before` others, if there is one.
-std::byte* copy_of(const OpContext& ctx, size_t before, const Param& param) {
-  if (ctx.op.updates.size() <= before) return nullptr;
-  HR_CHECK(!param.bf16 && ctx.graph.at(ctx.op.updates[before]).dtype == DType::kBF16,
-           "an f32 parameter may have a copy in bf16");
-  return ctx.updates[before];
+// Sets the copy: the update after `before` others, if there is one.
+template <typename Step>
+void set_copy(const OpContext& ctx, size_t before, const Param& param, Step* step) {
+  if (ctx.op.updates.size() <= before) return;
+  const DType type = ctx.graph.at(ctx.op.updates[before]).dtype;
+  HR_CHECK(!param.bf16 && (type == DType::kBF16 || type == DType::kF16),
+           "an f32 parameter may have a copy in bf16 or f16");
+  step->copy = ctx.updates[before];
+  step->f16_copy = type == DType::kF16;
 }
 
 float* f32_update(const OpContext& ctx, size_t i) {
@@ -63,7 +66,7 @@ void train_adamw(const OpContext& ctx) {
   step.param = ctx.updates[0];
   step.m = f32_update(ctx, 1);
   step.v = f32_update(ctx, 2);
-  step.copy = copy_of(ctx, 3, param);
+  set_copy(ctx, 3, param, &step);
   step.bf16_param = param.bf16;
   step.factor = param.factor;
   step.beta1 = static_cast<float>(beta1);
@@ -88,7 +91,7 @@ void train_sgd(const OpContext& ctx) {
   step.gradient = f32_row(ctx.inputs[0], 0, 0);
   step.param = ctx.updates[0];
   step.momentum = momentum > 0 ? f32_update(ctx, 1) : nullptr;
-  step.copy = copy_of(ctx, momentum > 0 ? 2 : 1, param);
+  set_copy(ctx, momentum > 0 ? 2 : 1, param, &step);
   step.bf16_param = param.bf16;
   step.factor = param.factor;
   step.rate = static_cast<float>(param.rate);

@@ -4,8 +4,8 @@
 // Promises
 //   1. All tables give the same bits: train_rows_inl.h is compiled for each of them.
 //   2. Rows may have any address and may be the same address for a result and for an input.
-// Rows of type c (f32 or bf16) are given as bytes; arithmetic is f32, bf16 results are rounded
-// once, to nearest even. No function allocates or keeps a pointer.
+// Rows of type c (f32, bf16 or f16) are given as bytes; arithmetic is f32, results of two bytes are
+// rounded once, to nearest even. No function allocates or keeps a pointer.
 #pragma once
 
 #include <cstddef>
@@ -63,7 +63,8 @@ struct AdamwStep {
   std::byte* param = nullptr;  // f32, or bf16 rounded stochastically by `draw`
   float* m = nullptr;
   float* v = nullptr;
-  std::byte* copy = nullptr;  // bf16; may be null
+  std::byte* copy = nullptr;  // bf16 or f16; may be null
+  bool f16_copy = false;
   bool bf16_param = false;
   float factor = 1;                    // of the gradient
   float beta1 = 0, rest1 = 1;          // rest: 1 - beta
@@ -79,19 +80,21 @@ struct SgdStep {
   std::byte* param = nullptr;
   float* momentum = nullptr;  // may be null
   std::byte* copy = nullptr;
+  bool f16_copy = false;
   bool bf16_param = false;
   float factor = 1, rate = 0, decay = 0, keep_momentum = 0;
   Draw draw;
 };
 
 struct TrainRows {
-  TypedTrainRows f32, bf16;
+  TypedTrainRows f32, bf16, f16;
   // Of elements [begin, end); begin is a multiple of 64.
   void (*adamw)(const AdamwStep& step, int64_t begin, int64_t end);
   void (*sgd)(const SgdStep& step, int64_t begin, int64_t end);
 
   const TypedTrainRows& of(DType type) const {
-    HR_CHECK(type == DType::kF32 || type == DType::kBF16, "training rows are f32 or bf16");
+    if (type == DType::kF16) return f16;
+    HR_CHECK(type == DType::kF32 || type == DType::kBF16, "training rows are f32, bf16 or f16");
     return type == DType::kF32 ? f32 : bf16;
   }
 };

@@ -255,14 +255,14 @@ void add_to(const std::byte* x, float* sum, int64_t n) {
 // ---- optimizers
 
 // A parameter's new value, and its copy if there is one.
-template <typename P, typename Size>
-inline void store_param(Lanes p, std::byte* param, std::byte* copy, int64_t i, Size size,
-                        const Words& word) {
+template <typename P, typename Step, typename Size>
+inline void store_param(Lanes p, const Step& s, int64_t i, Size size, const Words& word) {
   if constexpr (__is_same(P, F32)) {
-    p.store(reinterpret_cast<float*>(param + 4 * i), size);
-    if (copy != nullptr) p.store_bf16(copy + 2 * i, size);
+    p.store(reinterpret_cast<float*>(s.param + 4 * i), size);
+    if (s.copy == nullptr) return;
+    s.f16_copy ? F16::store(p, s.copy, i, size) : Bf16::store(p, s.copy, i, size);
   } else {
-    p.store_bf16_random(param + 2 * i, word, size);
+    p.store_bf16_random(s.param + 2 * i, word, size);
   }
 }
 
@@ -281,7 +281,7 @@ void adamw_of(const AdamwStep& s, int64_t begin, int64_t end) {
     v.store(s.v + i, size);
     const Lanes direction = m / fma(root(v), to_root, eps);
     const Lanes p = fma(step, direction, P::load(s.param, i, size) * keep);
-    store_param<P>(p, s.param, s.copy, i, size, word);
+    store_param<P>(p, s, i, size, word);
   };
   each_drawn<__is_same(P, Bf16)>(s.draw, philox::kRounding, begin, end, body);
 }
@@ -301,7 +301,7 @@ void sgd_of(const SgdStep& s, int64_t begin, int64_t end) {
       b = fma(keep, Lanes::load(s.momentum + i, size), b);
       b.store(s.momentum + i, size);
     }
-    store_param<P>(fma(rate, b, p), s.param, s.copy, i, size, word);
+    store_param<P>(fma(rate, b, p), s, i, size, word);
   };
   each_drawn<__is_same(P, Bf16)>(s.draw, philox::kRounding, begin, end, body);
 }
@@ -316,7 +316,8 @@ constexpr TypedTrainRows typed_rows() {
           act_grad<C>, dropout<C>, add<C>,     add_to<C>};
 }
 
-constexpr TrainRows kTrainRows{typed_rows<F32>(), typed_rows<Bf16>(), adamw, sgd};
+constexpr TrainRows kTrainRows{typed_rows<F32>(), typed_rows<Bf16>(), typed_rows<F16>(), adamw,
+                               sgd};
 
 }  // namespace
 }  // namespace headrace

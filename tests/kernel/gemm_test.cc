@@ -18,6 +18,8 @@ namespace {
 
 constexpr GemmLayout kLayouts[] = {GemmLayout::kLinear, GemmLayout::kDx, GemmLayout::kDw};
 
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
 struct Options {
   GemmLayout layout = GemmLayout::kLinear;
   DType type = DType::kF32;
@@ -69,7 +71,7 @@ class Product {
       if (p == aligned) p += bytes;
       EXPECT_EQ(*p, std::byte{0xA5}) << "beside the workspace";
     }
-    const int64_t element = o_.out == DType::kBF16 ? 2 : 4;
+    const int64_t element = o_.out == DType::kF32 ? 4 : 2;
     for (int64_t i = 0; i < o_.m; ++i) {
       const int64_t end = (i * c_stride_ + o_.n) * element;
       EXPECT_EQ(std::memcmp(&c[static_cast<size_t>(end)], &c_[static_cast<size_t>(end)],
@@ -127,24 +129,26 @@ class Product {
     return number(DType::kF32, biases_[piece].data() + 1, row);
   }
   static double number(DType type, const std::byte* p, int64_t i) {
-    if (type == DType::kBF16) {
+    if (type != DType::kF32) {
       uint16_t half;
       std::memcpy(&half, p + i * 2, 2);
-      return bf16_to_f32(half);
+      return type == DType::kF16 ? f16_to_f32(half) : bf16_to_f32(half);
     }
     float value;
     std::memcpy(&value, p + i * 4, 4);
     return value;
   }
   std::vector<std::byte> values(DType type, int64_t count, size_t skew) {
-    const size_t element = type == DType::kBF16 ? 2 : 4;
+    const size_t element = type == DType::kF32 ? 4 : 2;
     std::vector<std::byte> bytes(static_cast<size_t>(count) * element + skew);
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
       float value = normal(random_);
-      if (o_.extreme) value = std::ldexp(value, static_cast<int>(random_() % 24) - 76);
-      if (o_.extreme && random_() % 8 == 0) value = std::ldexp(value, -60);
-      const uint16_t half = f32_to_bf16(value);
+      const bool f16 = type == DType::kF16;
+      if (o_.extreme && f16) value = std::ldexp(value, static_cast<int>(random_() % 34) - 24);
+      if (o_.extreme && !f16) value = std::ldexp(value, static_cast<int>(random_() % 24) - 76);
+      if (o_.extreme && !f16 && random_() % 8 == 0) value = std::ldexp(value, -60);
+      const uint16_t half = f16 ? f32_to_f16(value) : f32_to_bf16(value);
       std::memcpy(bytes.data() + skew + i * element,
                   element == 2 ? static_cast<const void*>(&half) : &value, element);
     }
@@ -195,7 +199,7 @@ class Gemm : public testing::Test {
 TEST_F(Gemm, OddShapesGiveTheReferencesBitsOnEveryInstructionSetAndPool) {
   const int64_t shapes[][3] = {{1, 1, 1},   {3, 5, 7},    {14, 32, 16},  {15, 33, 17}, {6, 16, 8},
                                {29, 47, 9}, {2, 300, 31}, {130, 16, 40}, {16, 8, 120}, {7, 31, 2}};
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : kTypes) {
     for (const GemmLayout layout : kLayouts) {
       for (const auto& s : shapes) {
         Options o;
@@ -209,7 +213,7 @@ TEST_F(Gemm, OddShapesGiveTheReferencesBitsOnEveryInstructionSetAndPool) {
 }
 
 TEST_F(Gemm, SeveralBlocksOfKAreAddedInOrder) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : kTypes) {
     for (const GemmLayout layout : kLayouts) {
       for (const int64_t k : {kGemmBlock - 1, kGemmBlock, kGemmBlock + 1, 2 * kGemmBlock + 3}) {
         Options o;
@@ -249,9 +253,10 @@ TEST_F(Gemm, PiecesOfAWeightGiveTheBitsOfTheWhole) {
     o.layout = layout, o.m = 19, o.n = 61, o.k = 77, o.pieces = 5;
     o.bias = layout == GemmLayout::kLinear;
     expect_equal_bits(o);
-    o.type = DType::kBF16;
-    o.out = DType::kBF16;
-    expect_equal_bits(o);
+    for (const DType type : {DType::kBF16, DType::kF16}) {
+      o.type = o.out = type;
+      expect_equal_bits(o);
+    }
   }
 }
 
@@ -263,6 +268,31 @@ TEST_F(Gemm, SubnormalProductsAreTheSameWithAndWithoutTheDotInstruction) {
     expect_equal_bits(o);
     o.out = DType::kBF16;
     expect_equal_bits(o);
+  }
+}
+
+TEST_F(Gemm, SubnormalsOfF16CountAndResultsItCannotHoldAreInfinite) {
+  for (const GemmLayout layout : kLayouts) {
+    Options o;
+    o.layout = layout, o.type = o.out = DType::kF16, o.m = 40, o.n = 70, o.k = 65;
+    o.extreme = true;
+    expect_equal_bits(o);
+    Product product(o);
+    const std::string y = product.run(Isa::kScalar, 1);
+    bool infinite = false;
+    for (int64_t i = 0; i < o.m; ++i) {
+      for (int64_t j = 0; j < o.n; ++j) {
+        const auto [value, size] = product.exact(i, j);
+        const double got = product.result(y, i, j);
+        infinite |= std::isinf(got);
+        if (std::isinf(got)) {
+          ASSERT_GT(std::fabs(value), 65500);
+        } else {
+          ASSERT_NEAR(got, value, 0x1p-25 + 0x1p-11 * std::fabs(value) + 1e-5 * size);
+        }
+      }
+    }
+    EXPECT_TRUE(infinite);
   }
 }
 
@@ -289,7 +319,7 @@ TEST_F(Gemm, AddingIsWritingAndThenAdding) {
 }
 
 TEST_F(Gemm, TheReferenceIsWithinRoundingOfDoublePrecision) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : kTypes) {
     for (const GemmLayout layout : kLayouts) {
       for (const bool add : {false, true}) {
         Options o;

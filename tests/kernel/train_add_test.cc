@@ -17,7 +17,9 @@ TEST(TrainAdd, AddsAndRoundsOnce) {
       const auto x = h.values(a), z = h.values(b), got = h.values(y);
       for (size_t i = 0; i < got.size(); ++i) {
         const float sum = static_cast<float>(x[i]) + static_cast<float>(z[i]);
-        const float want = type == DType::kF32 ? sum : bf16_to_f32(f32_to_bf16(sum));
+        const float want = type == DType::kF32    ? sum
+                           : type == DType::kBF16 ? bf16_to_f32(f32_to_bf16(sum))
+                                                  : f16_to_f32(f32_to_f16(sum));
         ASSERT_EQ(got[i], static_cast<double>(want));
       }
     }

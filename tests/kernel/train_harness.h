@@ -16,6 +16,11 @@
 
 namespace headrace::test {
 
+// A unit in the last place of what is stored, as a part of the value; f32 counts as exact.
+inline double rounding_of(DType type) {
+  return type == DType::kBF16 ? 0x1p-8 : type == DType::kF16 ? 0x1p-11 : 0;
+}
+
 // Operands of one op by number. Buffers have kGuard bytes of 0xA5 on both sides.
 class TrainHarness {
  public:
@@ -53,16 +58,17 @@ class TrainHarness {
       } else {
         uint16_t x;
         std::memcpy(&x, data(i) + 2 * k, 2);
-        out[k] = static_cast<double>(bf16_to_f32(x));
+        out[k] = static_cast<double>(t.dtype == DType::kF16 ? f16_to_f32(x) : bf16_to_f32(x));
       }
     }
     return out;
   }
   // Puts values into an operand, rounded to its type.
   void put(size_t i, const std::vector<float>& from) {
+    const DType type = graph_.tensors[i].dtype;
     for (size_t k = 0; k < from.size(); ++k) {
-      const uint16_t half = f32_to_bf16(from[k]);
-      if (graph_.tensors[i].dtype == DType::kF32) {
+      const uint16_t half = type == DType::kF16 ? f32_to_f16(from[k]) : f32_to_bf16(from[k]);
+      if (type == DType::kF32) {
         std::memcpy(data(i) + 4 * k, &from[k], 4);
       } else {
         std::memcpy(data(i) + 2 * k, &half, 2);
@@ -135,11 +141,11 @@ class TrainHarness {
     }
   }
 
-  // Expects |operand - want| <= tolerance * (1 + |want|); bf16 also half a unit of its own.
+  // Expects |operand - want| <= tolerance * (1 + |want|); bf16 and f16 also half a unit of their own.
   void expect_near(size_t i, const std::vector<double>& want, double tolerance) const {
     const std::vector<double> got = values(i);
     ASSERT_EQ(got.size(), want.size());
-    const double rounding = graph_.tensors[i].dtype == DType::kBF16 ? 1.0 / 256 : 0;
+    const double rounding = rounding_of(graph_.tensors[i].dtype);
     for (size_t k = 0; k < got.size(); ++k) {
       ASSERT_LE(std::fabs(got[k] - want[k]),
                 tolerance * (1 + std::fabs(want[k])) + rounding * std::fabs(want[k]))
@@ -190,6 +196,6 @@ inline StepRows train_rows_of(int64_t rows) {
   return step;
 }
 
-constexpr DType kTrainTypes[] = {DType::kF32, DType::kBF16};
+constexpr DType kTrainTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 }  // namespace headrace::test

@@ -106,8 +106,10 @@ TEST(TrainLoss, LossAndGradientsAreThoseOfTheMeanCrossEntropy) {
         op.h.run_everywhere(step);
         const LossOp::Wanted want = op.wanted(s, step);
         op.h.expect_near(op.loss, want.loss, 1e-5);
-        // bf16 rounds every logit's gradient to 8 bits.
-        const double tolerance = (type == DType::kBF16 ? 1e-2 : 1e-5) * s.loss_scale;
+        // bf16 rounds every logit's gradient to 8 bits, f16 to 11.
+        const double tolerance = (type == DType::kBF16  ? 1e-2
+                                  : type == DType::kF16 ? 1.25e-3
+                                                        : 1e-5) * s.loss_scale;
         if (grad > 0) op.h.expect_near(op.dx, want.dx, tolerance);
         size_t at = 0;
         for (const size_t t : op.targets) {
@@ -128,6 +130,16 @@ TEST(TrainLoss, ALossIsTheSameBitsWithAndWithoutItsGradient) {
   alone.h.run(step_with_targets(s));
   with.h.run(step_with_targets(s));
   EXPECT_EQ(alone.h.bits(alone.loss), with.h.bits(with.loss));
+}
+
+TEST(TrainLoss, AGradientThatF16CannotHoldBecomesInfinity) {
+  Sizes s{4, 8, {50}};
+  s.loss_scale = 0x1p24;
+  LossOp op(s, DType::kF16, 2);
+  op.h.run_everywhere(step_with_targets(s));
+  const std::vector<double> loss = op.h.values(op.loss), dw = op.h.values(op.targets[0]);
+  EXPECT_TRUE(std::isfinite(loss[0]));
+  EXPECT_TRUE(std::any_of(dw.begin(), dw.end(), [](double x) { return !std::isfinite(x); }));
 }
 
 TEST(TrainLoss, ARowWithoutATargetCountsForNothing) {

@@ -121,7 +121,7 @@ TEST(TrainNorm, TheGradientOfXIsThatOfCentralDifferences) {
           };
           const auto at_i = static_cast<size_t>(row * c.n + i);
           const double want = (loss(1e-5) - loss(-1e-5)) / 2e-5 + plus[at_i];
-          const double rounding = c.type == DType::kBF16 ? 1.0 / 256 : 0;
+          const double rounding = rounding_of(c.type);
           ASSERT_NEAR(got[at_i], want, 1e-5 + (2e-6 + rounding) * std::fabs(want)) << c.n;
         }
       }
