@@ -10,8 +10,8 @@ class OptimizerBuilder {
  public:
   OptimizerBuilder(const OptimizerConfig& config, Precision precision, TensorId guard,
                    std::vector<Parameter>* parameters, Graph* graph)
-      : c_(config), precision_(precision), clipped_(config.clip_norm > 0), guard_(guard),
-        parameters_(*parameters), g_(*graph) {}
+      : c_(config), precision_(precision), clipped_(config.clip_norm > 0 || precision == Precision::kF16),
+        guard_(guard), parameters_(*parameters), g_(*graph) {}
 
   TensorId run() {
     find_last_touches();
@@ -121,7 +121,8 @@ class OptimizerBuilder {
     const bool adam = c_.kind == "adamw";
     p.group = group_of(c_, p.name);
     p.weight_decay = weight_decay_of(c_, p);
-    if (precision_ == Precision::kBf16 && p.dtype != DType::kF32) p.master = state(p, ".master");
+    const bool masters = precision_ == Precision::kBf16 || precision_ == Precision::kF16;
+    if (masters && p.dtype != DType::kF32) p.master = state(p, ".master");
     if (adam || c_.momentum > 0) p.m = state(p, ".m");
     if (adam) p.v = state(p, ".v");
 

@@ -25,9 +25,10 @@ double weight_decay_of(const OptimizerConfig& config, const Parameter& parameter
 
 // Adds state tensors and ops for every parameter that has a gradient, and sets group, weight_decay,
 // master, m and v. Returns the [1, 2] output of the step called "clip", what gradients are
-// multiplied by: of hr.clip when config.clip_norm > 0; else, when `guard` is valid, of hr.guard,
-// which stands right after the op that writes `guard`, the mean loss (all steps of parameters come
-// later, then); invalid otherwise.
+// multiplied by: of hr.clip when config.clip_norm > 0 or the precision is f16, whose gradients
+// overflow where losses do not; else, when `guard` is valid, of hr.guard, which stands right after
+// the op that writes `guard`, the mean loss (all steps of parameters come later, then); invalid
+// otherwise.
 // kUsage: an optimizer of another kind, or numbers that verify() would refuse.
 Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precision, TensorId guard,
                                std::vector<Parameter>* parameters, Graph* graph);

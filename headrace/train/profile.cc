@@ -49,6 +49,8 @@ void fill(const Tensor& t, std::byte* at) {
     for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(at)[i] = next();
   } else if (t.dtype == DType::kBF16) {
     for (int64_t i = 0; i < n; ++i) reinterpret_cast<uint16_t*>(at)[i] = f32_to_bf16(next());
+  } else if (t.dtype == DType::kF16) {
+    for (int64_t i = 0; i < n; ++i) reinterpret_cast<uint16_t*>(at)[i] = f32_to_f16(next());
   }
 }
 

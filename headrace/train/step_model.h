@@ -12,7 +12,7 @@
 //               import and on export.
 //
 // Of each trainable tile the graph has, beside the tensor that the products read (kState, class
-// weight):  NAME.master f32 (only with Precision::kBf16, and not of what is f32 anyway),  NAME.m
+// weight):  NAME.master f32 (only with kBf16 and kF16, and not of what is f32 anyway),  NAME.m
 // and NAME.v f32 (AdamW) or NAME.m (SGD with momentum), all kState of class optimizer,  and
 // NAME.grad f32, an activation of class gradient. Frozen tiles are kWeight: file 0 holds them one
 // after another at page boundaries, see frozen_bytes().
@@ -47,7 +47,10 @@ struct StepModel {
   Bytes table_tile = kTableTile;
 
   bool gpt2() const { return family == ModelFamily::kGpt2; }
-  DType compute_dtype() const { return precision == Precision::kF32 ? DType::kF32 : DType::kBF16; }
+  DType compute_dtype() const {
+    if (precision == Precision::kF16) return DType::kF16;
+    return precision == Precision::kF32 ? DType::kF32 : DType::kBF16;
+  }
 };
 
 // kUsage with the member's name and value for a model that cannot be; kUnsupported for one that is

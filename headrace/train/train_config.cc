@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 using Parsed = nlohmann::json;
 
 constexpr std::array<const char*, 3> kFamilies = {"llama", "qwen2", "gpt2"};
-constexpr std::array<const char*, 3> kPrecisions = {"f32", "bf16", "bf16_stochastic"};
+constexpr std::array<const char*, 4> kPrecisions = {"f32", "bf16", "bf16_stochastic", "f16"};
 constexpr std::array<const char*, 3> kFormats = {"text", "u16", "u32"};
 constexpr std::array<const char*, 2> kOptimizers = {"adamw", "sgd"};
 constexpr std::array<const char*, 3> kSchedules = {"constant", "linear", "cosine"};
@@ -146,7 +146,7 @@ Status read_group(const Parsed& object, size_t number, ParameterGroup* g) {
 Status read_optimizer(const Parsed& object, OptimizerConfig* o) {
   const JsonFields f(object, "'optimizer'");
   HR_TRY(f.only({"kind", "rate", "beta1", "beta2", "eps", "weight_decay", "momentum", "clip_norm",
-                 "schedule", "warmup_steps", "final_scale", "groups"}));
+                 "loss_scale", "schedule", "warmup_steps", "final_scale", "groups"}));
   HR_TRY(read_choice(f, "kind", kOptimizers, &o->kind));
   HR_TRY(f.number("rate", 0, kMostRate, &o->rate));
   HR_TRY(f.number("beta1", 0, 0.999999, &o->beta1));
@@ -155,6 +155,10 @@ Status read_optimizer(const Parsed& object, OptimizerConfig* o) {
   HR_TRY(f.number("weight_decay", 0, 1e3, &o->weight_decay));
   HR_TRY(f.number("momentum", 0, 0.999999, &o->momentum));
   HR_TRY(f.number("clip_norm", 0, 1e30, &o->clip_norm));
+  HR_TRY(f.number("loss_scale", 1, kMostLossScale, &o->loss_scale));
+  if (std::exp2(std::round(std::log2(o->loss_scale))) != o->loss_scale) {
+    return f.bad("loss_scale", text_of("is %g, not a power of two", o->loss_scale).c_str());
+  }
   HR_TRY(read_choice(f, "schedule", kSchedules, &o->schedule));
   HR_TRY(f.integer("warmup_steps", 0, kMostSteps, &o->warmup_steps));
   HR_TRY(f.number("final_scale", 0, 1, &o->final_scale));
@@ -282,6 +286,10 @@ Status check_run(const TrainConfig& c) {
     return error(Code::kBadFile, "'optimizer': 'warmup_steps' is %lld of %lld steps",
                  static_cast<long long>(c.optimizer.warmup_steps), static_cast<long long>(c.steps));
   }
+  if (c.optimizer.loss_scale != OptimizerConfig().loss_scale && c.precision != Precision::kF16) {
+    return error(Code::kBadFile, "'optimizer': 'loss_scale' is %g, but 'precision' is %s, not f16",
+                 c.optimizer.loss_scale, name_of(c.precision));
+  }
   if (c.eval_every > 0 && c.data.eval_files.empty()) {
     return error(Code::kBadFile, "'eval_every' is %lld, but 'data' has no 'eval_files'",
                  static_cast<long long>(c.eval_every));
@@ -314,6 +322,7 @@ Json optimizer_json(const OptimizerConfig& o) {
               {"weight_decay", o.weight_decay},
               {"momentum", o.momentum},
               {"clip_norm", o.clip_norm},
+              {"loss_scale", o.loss_scale},
               {"schedule", o.schedule},
               {"warmup_steps", o.warmup_steps},
               {"final_scale", o.final_scale}};

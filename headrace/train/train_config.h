@@ -17,7 +17,9 @@ enum class Precision : uint8_t {
   kF32,
   kBf16,            // compute in bf16, f32 masters
   kBf16Stochastic,  // bf16 parameters without masters, rounded stochastically
+  kF16,             // compute in f16, f32 masters, gradients scaled (OptimizerConfig::loss_scale)
 };
+constexpr double kMostLossScale = 0x1p24;
 const char* name_of(ModelFamily family);
 const char* name_of(Precision precision);
 
@@ -59,6 +61,9 @@ struct OptimizerConfig {
   double momentum = 0.9;              // sgd
   double clip_norm = 0;               // of the global norm; 0: no clipping
   std::string schedule = "constant";  // "linear", "cosine": from rate to rate * final_scale
+  // f16 only: what gradients are multiplied by at first. A power of two from 1 to kMostLossScale, so
+  // that their bits stay; halved by a step that overflows, doubled after 2000 that do not.
+  double loss_scale = 65536;
   int64_t warmup_steps = 0;
   double final_scale = 0.1;
   std::vector<ParameterGroup> groups;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "headrace/base/system.h"
 #include "headrace/kernel/half.h"
@@ -14,6 +15,8 @@
 
 namespace headrace {
 namespace {
+
+constexpr int64_t kGoodSteps = 2000;  // after so many in a row the loss scale is doubled
 
 Nanos cpu_ns() {
   rusage usage = {};
@@ -31,15 +34,18 @@ uint64_t seed_of(uint64_t run, int64_t step) {
   return x ^ x >> 31;
 }
 
-// Rounds `from` to the element type of `dtype` at `to`; f32 or bf16.
+// Rounds `from` to the element type of `dtype` at `to`; f32, bf16 or f16.
 void convert(std::span<const float> from, DType dtype, std::byte* to) {
   if (dtype == DType::kF32) {
     std::memcpy(to, from.data(), from.size_bytes());
     return;
   }
-  HR_CHECK(dtype == DType::kBF16, "parameters are f32 or bf16");
+  const bool f16 = dtype == DType::kF16;
+  HR_CHECK(f16 || dtype == DType::kBF16, "parameters are f32, bf16 or f16");
   uint16_t* out = reinterpret_cast<uint16_t*>(to);
-  for (size_t i = 0; i < from.size(); ++i) out[i] = f32_to_bf16(from[i]);
+  for (size_t i = 0; i < from.size(); ++i) {
+    out[i] = f16 ? f32_to_f16(from[i]) : f32_to_bf16(from[i]);
+  }
 }
 
 // The tensors that a checkpoint holds, in the order of the parameters: what a copy can be made from,
@@ -78,6 +84,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(TrainPlan plan, const Sources& s
   for (const StateTier& tier : o.tiers) options.tiers.push_back({tier.folder, ""});
   HR_TRY(t->start_engine());
   const int64_t rows = t->plan_.step->workload.graph.max_rows;
+  if (t->scales_loss()) t->rows_.loss_scale = o.config.optimizer.loss_scale;
   t->rows_.tokens.resize(static_cast<size_t>(rows));
   t->rows_.targets.resize(static_cast<size_t>(rows));
   if (checkpoint.empty()) {
@@ -166,6 +173,8 @@ CheckpointInfo Trainer::checkpoint_info() const {
   const Graph& g = plan_.step->workload.graph;
   CheckpointInfo info;
   info.step = done_;
+  info.loss_scale = rows_.loss_scale;
+  info.good_steps = scales_loss() ? good_steps_ : -1;
   info.next_sample = done_ * plan_.options.config.batch * plan_.options.config.accumulation;
   info.config = to_json(plan_.options.config);
   for (TensorId id : saved_tensors(plan_.step->parameters)) {
@@ -208,6 +217,10 @@ Status Trainer::resume(const std::string& folder, const ByteProgress& progress) 
   };
   HR_TRY(read_checkpoint(folder, info, block_, write, progress));
   done_ = info.step;
+  if (scales_loss() && info.good_steps >= 0) {
+    rows_.loss_scale = info.loss_scale;
+    good_steps_ = info.good_steps;
+  }
   return {};
 }
 
@@ -276,6 +289,19 @@ Status Trainer::run_step(double* loss) {
   return {};
 }
 
+// Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2). Whether it changed the
+// scale: a step that is skipped then is how the scale is found, no fault of the run.
+bool Trainer::adapt_loss_scale(bool skipped) {
+  good_steps_ = skipped ? 0 : good_steps_ + 1;
+  double scale = rows_.loss_scale;
+  if (skipped) scale = std::max(1.0, scale / 2);
+  if (good_steps_ == kGoodSteps) {
+    good_steps_ = 0;
+    scale = std::min(kMostLossScale, scale * 2);
+  }
+  return std::exchange(rows_.loss_scale, scale) != scale;
+}
+
 Result<TrainStepReport> Trainer::step() {
   const TrainConfig& c = plan_.options.config;
   TrainStepReport r;
@@ -294,9 +320,10 @@ Result<TrainStepReport> Trainer::step() {
   const std::span<const float> clip = engine_->output("clip");
   if (!clip.empty()) {
     r.skipped = clip[0] == 0;
-    if (c.optimizer.clip_norm > 0) r.gradient_norm = clip[1];
+    if (c.optimizer.clip_norm > 0 || scales_loss()) r.gradient_norm = clip[1];
   }
-  if (r.skipped && c.on_nan == "stop") return explain_not_finite(r.loss);
+  const bool rescaled = scales_loss() && adapt_loss_scale(r.skipped);
+  if (r.skipped && !rescaled && c.on_nan == "stop") return explain_not_finite(r.loss);
   ++done_;
   r.wall_ns = monotonic_ns() - wall;
   r.cpu_ns = cpu_ns() - cpu;

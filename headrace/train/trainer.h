@@ -4,7 +4,8 @@
 //   1. Losses and parameters are the same bits for every budget, plan, tier, delay and number of
 //      threads, and whether or not the run was interrupted and resumed.
 //   2. A step whose loss or gradient norm is not finite changes no parameter. It is reported, and
-//      ends the run with kNotFinite naming the op and the element, unless the config says "skip".
+//      ends the run with kNotFinite naming the op and the element, unless the config says "skip", or
+//      gradients are scaled (f16) and a smaller scale can be tried.
 //   3. evaluate() changes nothing.
 //   4. After an error nothing more runs; checkpoints on the disk stay as they are.
 // Not thread-safe.
@@ -72,6 +73,8 @@ class Trainer {
   };
   Result<Replanned> replan(int64_t steps_left);
 
+  // What the gradients of the next step are multiplied by; 1 but in f16.
+  double loss_scale() const { return rows_.loss_scale; }
   const TrainPlan& plan() const { return plan_; }
   TrainEngine& engine() { return *engine_; }
   // Of the last step or evaluation.
@@ -88,6 +91,8 @@ class Trainer {
   Status fill_rows(const Dataset& data, int64_t first_sample, int64_t samples);
   Status run_step(double* loss);
   Status explain_not_finite(double loss);
+  bool scales_loss() const { return plan_.options.config.precision == Precision::kF16; }
+  bool adapt_loss_scale(bool skipped);
   CheckpointInfo checkpoint_info() const;
 
   TrainPlan plan_;
@@ -99,6 +104,7 @@ class Trainer {
   StepRows rows_;
   Trace trace_;
   int64_t done_ = 0;
+  int64_t good_steps_ = 0;  // in a row since the loss scale was last changed
 };
 
 }  // namespace headrace

@@ -271,6 +271,45 @@ TEST(TrainStepRun, InBf16GradientsPointWhereThoseOfF32Do) {
   }
 }
 
+TEST(TrainStepRun, InF16ScaledGradientsAreThoseOfF32WithinItsRounding) {
+  for (StepModel model : small_models()) {
+    StepRows rows = hashed_rows(rows_of(small_shape()), model.vocab, 0);
+    PlainTrainStep exact = plain_step(model, small_shape());
+    exact.run(rows);
+    const auto want = gradients_of(exact);
+    model.precision = Precision::kF16;
+    PlainTrainStep plain = plain_step(model, small_shape(2));
+    rows.loss_scale = 4096;
+    plain.run(rows);
+    EXPECT_NEAR(static_cast<double>(plain.loss()), static_cast<double>(exact.loss()), 0.002);
+    auto got = gradients_of(plain);
+    for (const auto& [name, gradient] : want) {
+      for (float& g : got.at(name)) g /= 4096;
+      EXPECT_LT(distance(got.at(name), gradient), 0.0125) << model.name << " " << name;
+    }
+  }
+}
+
+TEST(TrainStepRun, InF16AGradientThatOverflowsChangesNothing) {
+  StepModel model = test::small_llama();
+  model.precision = Precision::kF16;
+  PlainTrainStep plain = plain_step(model, small_shape(2));
+  std::vector<std::string> before;
+  for (const Parameter& p : plain.step().parameters) before.push_back(plain.bits(p.param));
+  StepRows rows = hashed_rows(rows_of(small_shape()), model.vocab, 0);
+  rows.loss_scale = kMostLossScale;
+  plain.run(rows);
+  EXPECT_TRUE(std::isfinite(plain.loss()));
+  EXPECT_EQ(plain.get(plain.step().clip)[0], 0);
+  for (size_t i = 0; i < before.size(); ++i) {
+    const Parameter& p = plain.step().parameters[i];
+    EXPECT_EQ(plain.bits(p.param), before[i]) << p.tensor;
+  }
+  rows.loss_scale = 1024;
+  plain.run(rows);
+  EXPECT_EQ(plain.get(plain.step().clip)[0], 0x1p-10f);
+}
+
 TEST(TrainStepRun, TheLossScaleChangesNoStep) {
   const StepModel model = test::small_llama();
   OptimizerConfig optimizer;

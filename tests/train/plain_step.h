@@ -52,7 +52,7 @@ class PlainTrainStep {
     for (size_t i = 0; i < out.size(); ++i) {
       uint16_t bits;
       std::memcpy(&bits, from + 2 * i, 2);
-      out[i] = bf16_to_f32(bits);
+      out[i] = t.dtype == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
     return out;
   }
@@ -98,7 +98,8 @@ class PlainTrainStep {
       if (t.dtype == DType::kF32) {
         std::memcpy(to + 4 * i, &values[i], 4);
       } else {
-        const uint16_t bits = f32_to_bf16(values[i]);
+        const bool f16 = t.dtype == DType::kF16;
+        const uint16_t bits = f16 ? f32_to_f16(values[i]) : f32_to_bf16(values[i]);
         std::memcpy(to + 2 * i, &bits, 2);
       }
     }

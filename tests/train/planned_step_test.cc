@@ -42,6 +42,10 @@ std::vector<Case> cases() {
   out[4].model.name = "small llama, LoRA";
   out[4].model.lora = {.rank = 4, .alpha = 8, .targets = {"q_proj", "v_proj", "down_proj"}};
   out[4].model.lora_dropout = 0.1;
+  out.push_back(out[3]);
+  out[5].model.name = "small gpt2, f16";
+  out[5].model.precision = Precision::kF16;
+  out[5].optimizer.clip_norm = 0;
   for (Case& c : out) c.model.layers = c.model.dropout > 0 ? 1 : 2;
   return out;
 }

@@ -45,7 +45,8 @@ const Parameter& parameter(const TrainStep& step, const std::string& tensor) {
 TEST(TrainStep, EveryFamilyPrecisionAndOrderVerifiesAndEveryParameterIsStepped) {
   for (StepModel model : small_models()) {
     for (const Precision precision :
-         {Precision::kF32, Precision::kBf16, Precision::kBf16Stochastic}) {
+         {Precision::kF32, Precision::kBf16, Precision::kBf16Stochastic, Precision::kF16}) {
+      const bool masters = precision == Precision::kBf16 || precision == Precision::kF16;
       for (const int64_t micro_batches : {1, 3, 4}) {
         for (const MicroOrder order : {MicroOrder::kBatchMajor, MicroOrder::kLayerMajor}) {
           model.precision = precision;
@@ -53,10 +54,10 @@ TEST(TrainStep, EveryFamilyPrecisionAndOrderVerifiesAndEveryParameterIsStepped) 
           EXPECT_TRUE(step.workload.cyclic);
           EXPECT_EQ(count_of(step.workload.graph, "hr.adamw"),
                     static_cast<int64_t>(step.parameters.size()));
+          EXPECT_EQ(count_of(step.workload.graph, "hr.clip"), precision == Precision::kF16);
           for (const Parameter& p : step.parameters) {
             EXPECT_TRUE(p.gradient.valid() && p.m.valid() && p.v.valid()) << p.tensor;
-            EXPECT_EQ(p.master.valid(),
-                      precision == Precision::kBf16 && p.kind != ParameterKind::kVector);
+            EXPECT_EQ(p.master.valid(), masters && p.kind != ParameterKind::kVector);
           }
         }
       }

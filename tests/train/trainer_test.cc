@@ -60,7 +60,8 @@ TEST(Trainer, WhereStateLivesChangesNothing) {
 }
 
 TEST(Trainer, EveryPrecisionIsTheSameAtEveryArena) {
-  for (Precision precision : {Precision::kBf16, Precision::kBf16Stochastic}) {
+  for (Precision precision :
+       {Precision::kBf16, Precision::kBf16Stochastic, Precision::kF16}) {
     StepModel m = small_llama();
     m.precision = precision;
     TestRun run(m);
@@ -69,6 +70,111 @@ TEST(Trainer, EveryPrecisionIsTheSameAtEveryArena) {
     run.plan_tight();
     EXPECT_TRUE(run.outcome(4) == want) << name_of(precision);
   }
+}
+
+StepModel f16_llama() {
+  StepModel m = small_llama();
+  m.precision = Precision::kF16;
+  return m;
+}
+
+TEST(Trainer, InF16TheLossFallsAsInBf16) {
+  TestRun f16(f16_llama());
+  StepModel m = small_llama();
+  m.precision = Precision::kBf16;
+  TestRun bf16(m);
+  const TestRun::Outcome got = f16.outcome(40), want = bf16.outcome(40);
+  ASSERT_EQ(got.losses.size(), 40u);
+  ASSERT_EQ(want.losses.size(), 40u);
+  EXPECT_NEAR(got.losses[0], want.losses[0], 0.02);
+  EXPECT_LT(got.losses[39], 0.75 * got.losses[0]);
+  EXPECT_NEAR(got.losses[39], want.losses[39], 0.1 * want.losses[39]);
+}
+
+TEST(Trainer, InF16AStepThatOverflowsChangesNothingAndHalvesTheScale) {
+  TestRun run(f16_llama());
+  run.o.config.optimizer.loss_scale = kMostLossScale;
+  auto t = run.start();
+  ASSERT_TRUE(t.ok()) << t.status().message();
+  const std::vector<std::byte> before = TestRun::state(**t);
+  double scale = kMostLossScale;
+  int skipped = 0;
+  for (int step = 0; step < 20; ++step) {
+    EXPECT_EQ((*t)->loss_scale(), scale);
+    auto r = (*t)->step();
+    ASSERT_TRUE(r.ok()) << r.status().message();
+    EXPECT_TRUE(std::isfinite(r->loss));
+    if (!r->skipped) continue;
+    ++skipped;
+    scale /= 2;
+    EXPECT_FALSE(std::isfinite(*r->gradient_norm));
+    if (skipped == step + 1) {
+      EXPECT_TRUE(TestRun::state(**t) == before);
+    }
+  }
+  EXPECT_GT(skipped, 0);
+  EXPECT_LT(skipped, 12);
+  EXPECT_FALSE(TestRun::state(**t) == before);
+}
+
+TEST(Trainer, InF16AStepThatIsNotFiniteAtScaleOneStopsTheRun) {
+  TestRun run(f16_llama());
+  run.spoiled = "model.layers.1.mlp.up_proj.weight";
+  run.o.config.optimizer.loss_scale = 4;
+  auto t = run.start();
+  ASSERT_TRUE(t.ok());
+  for (int step = 0; step < 2; ++step) {
+    auto r = (*t)->step();
+    ASSERT_TRUE(r.ok()) << r.status().message();
+    EXPECT_TRUE(r->skipped);
+  }
+  EXPECT_EQ((*t)->loss_scale(), 1);
+  auto r = (*t)->step();
+  ASSERT_FALSE(r.ok());
+  EXPECT_EQ(r.status().code(), Code::kNotFinite);
+  EXPECT_THAT(r.status().message(), HasSubstr("step 3: the loss is"));
+}
+
+TEST(Trainer, InF16ARunGoesOnWithTheScaleItHadAndDoublesItInTime) {
+  TestRun whole(f16_llama());
+  whole.o.config.optimizer.loss_scale = 0x1p23;
+  whole.o.config.batch = whole.o.config.accumulation = 1;
+  whole.o.config.optimizer.rate = 1e-4;
+  const int64_t steps = 2040, stop = 1000;
+  whole.o.config.steps = steps;
+  TestRun run(f16_llama());
+  run.o.config = whole.o.config;
+  run.o.config.out = run.folder.path();
+  auto one = whole.start();
+  ASSERT_TRUE(one.ok()) << one.status().message();
+  double scale = (*one)->loss_scale(), scale_at_stop = 0;
+  int doubled = 0;
+  TestRun::Outcome want;
+  while ((*one)->done() < steps) {
+    auto r = (*one)->step();
+    ASSERT_TRUE(r.ok()) << r.status().message();
+    want.losses.push_back(r->loss);
+    doubled += (*one)->loss_scale() > scale ? 1 : 0;
+    scale = (*one)->loss_scale();
+    if ((*one)->done() == stop) scale_at_stop = scale;
+  }
+  EXPECT_EQ(doubled, 1);
+  auto first = run.start();
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  (void)TestRun::finish(**first, stop);
+  ASSERT_TRUE((*first)->save().ok());
+  first->reset();
+  auto checkpoint = latest_checkpoint(run.o.config.out);
+  ASSERT_TRUE(checkpoint.ok());
+  run.plan_tight();
+  auto second = run.start(*checkpoint);
+  ASSERT_TRUE(second.ok()) << second.status().message();
+  EXPECT_EQ((*second)->loss_scale(), scale_at_stop);
+  EXPECT_LT(scale_at_stop, 0x1p23);
+  const TestRun::Outcome rest = TestRun::finish(**second, steps);
+  EXPECT_TRUE(rest.state == TestRun::state(**one));
+  EXPECT_EQ(rest.losses, std::vector<double>(want.losses.begin() + stop, want.losses.end()));
+  EXPECT_EQ((*second)->loss_scale(), scale);
 }
 
 TEST(Trainer, DelaysAndReorderingOfTransfersChangeNothing) {
