@@ -1,9 +1,11 @@
 // headrace train: takes optimizer steps inside a budget.
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "headrace/base/system_memory.h"
 #include "headrace/train/metrics.h"
+#include "headrace/train/safe_file.h"
 #include "headrace/train/train_report.h"
 #include "tools/commands.h"
 #include "tools/console.h"
@@ -43,6 +45,11 @@ class TrainRun {
   Status train() {
     HR_ASSIGN(setup_, read_train_setup(o_.train));
     const TrainConfig& c = setup_.options.config;
+    HR_ASSIGN(FileLock lock, FileLock::take(c.out + "/lock", false));
+    if (!lock.held()) {
+      return error(Code::kUsage, "another process is training in %s", c.out.c_str());
+    }
+    lock_.emplace(std::move(lock));
     HR_ASSIGN(const std::string checkpoint, latest_checkpoint(c.out));
     if (!checkpoint.empty() && !o_.resume) {
       return error(Code::kUsage,
@@ -175,6 +182,7 @@ class TrainRun {
   ProgressLine progress_;
   std::atomic<bool>* stop_;
   TrainSetup setup_;
+  std::optional<FileLock> lock_;
   std::unique_ptr<Dataset> data_, eval_data_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Metrics> metrics_;

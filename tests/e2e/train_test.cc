@@ -175,6 +175,18 @@ TEST_F(Train, ADiskThatIsFullLeavesTheCheckpointBeforeAsItWas) {
   EXPECT_TRUE(state("run", "00000012") == state("whole", "00000012"));
 }
 
+TEST_F(Train, ASecondProcessDoesNotTrainInTheSameFolderAtTheSameTime) {
+  const std::string file = config({{"steps", 100000}, {"checkpoint_every", 0}});
+  Process first(folder_, {"train", file, "--memory", "64MiB"});
+  ASSERT_TRUE(first.wait_for_error("step 2/"));
+  const Folder other(HEADRACE_BINARY_DIR);
+  const Finished second = headrace(other, {"train", file, "--memory", "64MiB", "--resume"});
+  EXPECT_EQ(second.code, 2);
+  EXPECT_NE(second.err.find("another process is training in"), std::string::npos) << second.err;
+  first.send(SIGINT);
+  EXPECT_EQ(first.wait().code, 130);
+}
+
 TEST_F(Train, WhatWasTrainedIsExportedAndGeneratesTheText) {
   ASSERT_EQ(train({{"steps", 60}}).code, 0);
   const Finished e = headrace(folder_, {"export", path("run"), "-o", path("small.gguf")});
