@@ -19,6 +19,9 @@ int64_t finite_elements(const Tensor& t, const std::byte* at) {
   } else if (t.dtype == DType::kBF16) {
     const uint16_t* x = reinterpret_cast<const uint16_t*>(at);
     while (i < n && std::isfinite(bf16_to_f32(x[i]))) ++i;
+  } else if (t.dtype == DType::kF16) {
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(at);
+    while (i < n && std::isfinite(f16_to_f32(x[i]))) ++i;
   } else {
     i = n;
   }

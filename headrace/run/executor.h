@@ -114,7 +114,7 @@ class Executor {
   // All of it.
   Result<std::vector<std::byte>> read_state(const Prepared& prepared, std::string_view name);
 
-  // From now on every f32 or bf16 value that an op writes is looked at, and a run ends with
+  // From now on every f32, bf16 or f16 value that an op writes is looked at, and a run ends with
   // kNotFinite, naming op, tensor and element, at the first NaN or infinity. For finding out what
   // went wrong: all memory is read once more.
   void check_finite(bool on);

@@ -24,6 +24,7 @@ CheckpointInfo info_of(int64_t step) {
   info.step = step;
   info.next_sample = 8 * step;
   info.loss_scale = 0.1 * static_cast<double>(step);
+  info.good_steps = step + 5;
   info.config = "{\"steps\": 3,\n \"name\": \"\xc3\xa9\"}";
   info.tensors = {{"embed", "f32", 1100, 1000, 4'400'000},
                   {"norm", "f32", 1, 7, 28},
@@ -62,6 +63,7 @@ Status check(const std::string& folder) {
   const CheckpointInfo wanted = info_of(info.step);
   EXPECT_EQ(info.next_sample, wanted.next_sample);
   EXPECT_EQ(info.loss_scale, wanted.loss_scale);
+  EXPECT_EQ(info.good_steps, wanted.good_steps);
   EXPECT_EQ(info.config, wanted.config);
   EXPECT_EQ(info.tensors.size(), wanted.tensors.size());
   Bytes seen = 0, reported = 0;

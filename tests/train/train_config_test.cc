@@ -201,6 +201,29 @@ TEST(TrainConfig, TextOfAConfigIsReadBackToTheSameConfig) {
   EXPECT_EQ(to_json(*from_again), to_json(*from));
 }
 
+TEST(TrainConfig, TheLossScaleIsAPowerOfTwoAndOfF16Alone) {
+  Json json = small();
+  json["precision"] = "f16";
+  EXPECT_EQ(parse(json)->optimizer.loss_scale, 65536);
+  json["optimizer"]["loss_scale"] = 1024;
+  const auto c = parse(json);
+  ASSERT_TRUE(c.ok()) << c.status().message();
+  EXPECT_EQ(c->precision, Precision::kF16);
+  EXPECT_EQ(parse_train_config(to_json(*c), "folder")->optimizer.loss_scale, 1024);
+  for (const double bad : {0.0, 0.5, 1000.0, 0x1p25, -2.0}) {
+    json["optimizer"]["loss_scale"] = bad;
+    const auto refused = parse(json);
+    ASSERT_FALSE(refused.ok()) << bad;
+    EXPECT_EQ(refused.status().code(), Code::kBadFile);
+    EXPECT_NE(refused.status().message().find("loss_scale"), std::string::npos);
+  }
+  json["optimizer"]["loss_scale"] = 1024;
+  json["precision"] = "bf16";
+  const auto other = parse(json);
+  ASSERT_FALSE(other.ok());
+  EXPECT_NE(other.status().message().find("is bf16, not f16"), std::string::npos);
+}
+
 TEST(TrainConfig, RatesWarmUpAndThenFollowTheSchedule) {
   TrainConfig c;
   c.steps = 110;
