@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "headrace/plan/address_parts.h"
+
 namespace headrace::plan {
 namespace {
 
@@ -15,7 +17,6 @@ constexpr int kOrders = 24;          // in which all lives are placed at the beg
 constexpr int kRelocations = 40;
 constexpr int64_t kPlacings = 20;   // times that each life may be placed in one order
 constexpr int64_t kAllPlacings = 1000;  // and in all orders at the begin
-constexpr TierId kAway{1};
 
 // Bytes [begin, end) of the arena, and what each of them costs.
 struct Priced {

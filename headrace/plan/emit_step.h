@@ -1,7 +1,7 @@
 // The pass `emit`: a Problem and a Schedule become a Program. Internal to plan/.
 //
 // Three stages, a file each:
-//   walk     (emit_step.cc)          instructions in order; who is resident from which step to which
+//   walk     (emit_step_walker.h)    instructions in order; who is resident from which step to which
 //   offsets  (emit_step_offsets.cc)  an extent for every residency, by allocate(), in every tier
 //   waits    (emit_step_waits.cc)    what the bytes that two streams share oblige one to wait for
 //
