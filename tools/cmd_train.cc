@@ -86,12 +86,8 @@ class TrainRun {
     sources.initial = [this](const Parameter& tile, int64_t begin, std::span<float> out) {
       return setup_.initial->read(tile, begin, out);
     };
-    progress_.restart();
-    const char* what = checkpoint.empty() ? "parameters" : "checkpoint";
-    HR_ASSIGN(trainer_, Trainer::start(std::move(plan), sources,
-                                       checkpoint, [&](Bytes done, Bytes total) {
-                                         progress_.update(what, done, total, "B/s");
-                                       }));
+    HR_ASSIGN(trainer_, Trainer::start(std::move(plan), sources, checkpoint,
+                                       show_bytes(checkpoint.empty() ? "parameters" : "state")));
     progress_.clear();
     setup_.initial.reset();
     const TrainConfig& c = trainer_->plan().options.config;
@@ -100,6 +96,16 @@ class TrainRun {
     saved_ = trainer_->done();
     figures_.tokens_a_step = c.batch * c.accumulation * c.sequence;
     return {};
+  }
+
+  // Of what begins now; smaller numbers than before begin something new.
+  ByteProgress show_bytes(const char* what) {
+    progress_.restart();
+    return [this, what, last = Bytes{0}](Bytes done, Bytes total) mutable {
+      if (done < last) progress_.restart();
+      last = done;
+      progress_.update(what, done / kMiB, total / kMiB, "MiB/s");
+    };
   }
 
   Status loop() {
@@ -143,10 +149,7 @@ class TrainRun {
   // Of the steps since the last one.
   Status save() {
     if (trainer_->done() == saved_) return {};
-    progress_.restart();
-    HR_TRY(trainer_->save([&](Bytes done, Bytes total) {
-      progress_.update("checkpoint", done, total, "B/s");
-    }));
+    HR_TRY(trainer_->save(show_bytes("checkpoint")));
     progress_.clear();
     saved_ = trainer_->done();
     return metrics_->plot();

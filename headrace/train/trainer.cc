@@ -74,7 +74,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(TrainPlan plan, const Sources& s
   t->eval_data_ = sources.eval_data;
   t->block_.resize(static_cast<size_t>(kCheckpointBlock));
   const TrainOptions& o = t->plan_.options;
-  if (!t->plan_.frozen_file.empty()) HR_TRY(t->write_frozen(sources.initial));
+  if (!t->plan_.frozen_file.empty()) HR_TRY(t->write_frozen(sources.initial, progress));
   EngineOptions& options = t->engine_options_;
   options = test_options;
   options.threads = o.threads;
@@ -104,7 +104,7 @@ Status Trainer::start_engine() {
 
 // One file, tile after tile at the places that the parameters name. Kept when it is there and whole:
 // it appears under its name only when it is.
-Status Trainer::write_frozen(const InitialValues& initial) {
+Status Trainer::write_frozen(const InitialValues& initial, const ByteProgress& progress) {
   const std::vector<Parameter>& parameters = plan_.step->parameters;
   struct stat info = {};
   const Bytes size = frozen_bytes(parameters);
@@ -125,6 +125,7 @@ Status Trainer::write_frozen(const InitialValues& initial) {
       HR_TRY(initial(p, at, part).within(p.tensor));
       convert(part, p.dtype, block_.data());
       HR_TRY(file.file().append({block_.data(), count * static_cast<size_t>(element)}));
+      if (progress) progress(file.file().written(), size);
     }
   }
   HR_TRY(file.file().pad_to(kPage));

@@ -84,7 +84,7 @@ class Trainer {
   Trainer() = default;
   Status start_engine();
   Status save_to(const std::string& folder, int64_t keep, const ByteProgress& progress);
-  Status write_frozen(const InitialValues& initial);
+  Status write_frozen(const InitialValues& initial, const ByteProgress& progress);
   Status write_initial(const InitialValues& initial, const ByteProgress& progress);
   Status resume(const std::string& folder, const ByteProgress& progress);
   Status write_copy(const Parameter& p, Bytes begin, std::span<const std::byte> master);
