@@ -166,10 +166,6 @@ Result<TrainStep> build_eval_step(const StepModel& model, const StepShape& shape
   return step;
 }
 
-MicroOrder other(MicroOrder order) {
-  return order == MicroOrder::kBatchMajor ? MicroOrder::kLayerMajor : MicroOrder::kBatchMajor;
-}
-
 std::vector<PlacementRule> activation_rules(const TrainStep& step, Codec codec) {
   const Graph& g = step.workload.graph;
   std::vector<PlacementRule> rules;

@@ -42,9 +42,6 @@ Result<TrainStep> build_train_step(const StepModel& model, const StepShape& shap
 Result<TrainStep> build_eval_step(const StepModel& model, const StepShape& shape,
                                   const StepOptions& options);
 
-// The other order of micro-batches, to be planned as well: the planner's choice is the faster plan.
-MicroOrder other(MicroOrder order);
-
 // Rules that allow `codec` for the forward activations that wait for their backward use.
 std::vector<PlacementRule> activation_rules(const TrainStep& step, Codec codec);
 
