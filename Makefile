@@ -1,5 +1,7 @@
 # make demo    install what is needed, build, fetch a small real model, generate text in
 #              a budget
+# make train   the same for training: a small model learns the licences on this machine, in
+#              128 MiB and a few minutes, and writes like them
 # make check   install what is needed, build, run every test; without a network the tests
 #              that need a real model are skipped by name
 # make build   build/release/headrace; installs nothing, names what is missing
@@ -21,7 +23,7 @@ TEST      = $(TEST_ENV) ctest --output-on-failure
 TRY_MODELS = $(MAKE) --no-print-directory models || \
   echo "no model could be fetched: tests that need one are skipped"
 
-.PHONY: demo check build setup models soak asan tsan bench clean
+.PHONY: demo train check build setup models soak asan tsan bench clean
 
 build:
 	@tools/setup.sh --check
@@ -39,6 +41,14 @@ demo: setup
 	$(BUILD)/headrace run $(DEMO_MODEL) --memory 64MiB --chat --tokens 96 \
 	  --prompt "Explain in two sentences what a reservoir behind a dam is for."
 
+TRAIN_DEMO = examples/01-bytes-from-scratch
+train: setup
+	$(MAKE) --no-print-directory build
+	$(BUILD)/headrace train $(TRAIN_DEMO)/train.json --memory 128MiB --resume
+	$(BUILD)/headrace export $(TRAIN_DEMO)/run -o $(BUILD)/licences.gguf
+	$(BUILD)/headrace run $(BUILD)/licences.gguf --memory 64MiB --tokens 200 \
+	  --temperature 0.6 --seed 1 --prompt "The licensee shall"
+
 check: setup
 	@$(TRY_MODELS)
 	$(CONFIGURE) -B $(BUILD)
@@ -47,6 +57,7 @@ check: setup
 
 soak: check
 	$(TEST) --test-dir $(BUILD) -L soak
+	HEADRACE_FUZZ_ALL=1 $(TEST) --test-dir $(BUILD) -R '^plan\.Oracle' -j $(JOBS)
 
 # What looks at a process's memory is left out: sanitizers change it. What ASan keeps of freed memory
 # would count against the budgets that tests give.

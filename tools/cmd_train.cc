@@ -59,12 +59,24 @@ class TrainRun {
     if (checkpoint.empty() && o_.resume) {
       notice("%s holds no checkpoint yet: begins at step 1", c.out.c_str());
     }
+    if (!checkpoint.empty()) HR_TRY(compare(checkpoint));
     HR_TRY(open_data());
     HR_ASSIGN(TrainPlan plan, plan_training(setup_.options, setup_.model));
     print_error(train_plan_table(plan, console_.error_style) + "\n");
     HR_TRY(stopped());
     HR_TRY(start(std::move(plan), checkpoint));
     return loop();
+  }
+
+  // Says what the config has changed since: then the run is not the one that was interrupted.
+  Status compare(const std::string& checkpoint) const {
+    HR_ASSIGN(const CheckpointInfo info, read_checkpoint_info(checkpoint));
+    const std::string changed = changed_since(info.config, setup_.options.config);
+    if (!changed.empty()) {
+      notice("since step %lld the config has changed: %s", static_cast<long long>(info.step),
+             changed.c_str());
+    }
+    return {};
   }
 
   Status open_data() {

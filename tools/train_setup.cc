@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "headrace/base/system_memory.h"
 #include "headrace/train/safe_file.h"
@@ -87,6 +88,21 @@ RunFolder::~RunFolder() {
   }
   std::filesystem::remove_all(made_[0], ignored);
   for (const std::filesystem::path& p : made_) std::filesystem::remove(p, ignored);  // when empty
+}
+
+std::string changed_since(const std::string& config_then, const TrainConfig& now) {
+  const auto then = nlohmann::json::parse(config_then, nullptr, false);
+  const auto here = nlohmann::json::parse(to_json(now), nullptr, false);
+  if (!then.is_object() || !here.is_object()) return "";
+  std::string out;
+  for (const auto& [key, value] : here.items()) {
+    const bool of_samples_or_sums = key != "name" && key != "out" && key != "steps" &&
+                                    key != "checkpoint_every" && key != "keep_checkpoints" &&
+                                    key != "eval_every" && key != "recompute";
+    if (!of_samples_or_sums || (then.contains(key) && then[key] == value)) continue;
+    out += (out.empty() ? "" : ", ") + key;
+  }
+  return out;
 }
 
 void add_train_options(CLI::App& verb, TrainCliOptions* o) {

@@ -52,4 +52,8 @@ struct TrainSetup {
 // kIo, kBadFile, kUsage, kUnsupported, each naming what is wrong.
 Result<TrainSetup> read_train_setup(const TrainCliOptions& options);
 
+// Of a checkpoint's config and the one that goes on with it: keys that change what is learned, with
+// commas between; empty: none differs.
+std::string changed_since(const std::string& config_then, const TrainConfig& now);
+
 }  // namespace headrace::cli

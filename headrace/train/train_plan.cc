@@ -94,8 +94,8 @@ class Planner {
       const std::vector<Parameter>& all = steps_[0]->parameters;
       if (std::any_of(all.begin(), all.end(), in_group)) continue;
       return error(Code::kUsage,
-                   "optimizer: group %zu: no parameter of the model has '%s' in its name (the first "
-                   "is '%s')",
+                   "optimizer: group %zu: no parameter of the model has '%s' in its name (one is "
+                   "'%s')",
                    i, groups[i].match.c_str(), all.front().name.c_str());
     }
     return {};

@@ -312,8 +312,8 @@ std::string step_line(const TrainStepReport& step, const TrainRunFigures& run, i
                             static_cast<long long>(steps), step.loss);
   if (step.skipped) out += "  skipped: not finite";
   if (step.gradient_norm) out += text_of("  norm %.3g", *step.gradient_norm);
-  out += text_of("  %s tok/s  peak %s  stall %.0f %%",
-                 human_number(static_cast<double>(run.tokens_a_step) / seconds(step.wall_ns)).c_str(),
+  const double tokens_per_s = static_cast<double>(run.tokens_a_step) / seconds(step.wall_ns);
+  out += text_of("  %s tok/s  peak %s  stall %.0f %%", human_number(tokens_per_s).c_str(),
                  human_bytes(run.peak_rss_bytes).c_str(),
                  100 * static_cast<double>(step.stall_ns) / static_cast<double>(step.wall_ns));
   if (step.step == steps) return out;

@@ -63,7 +63,7 @@ struct TrainRunFigures {
 double seconds_per_step(const TrainRunFigures& run);
 double cpu_seconds_per_step(const TrainRunFigures& run);
 std::string train_report_json(const TrainPlan* plan, const TrainRunFigures& run);
-// "20 steps: 4.79 s each (4.51 s predicted), 2.75 s of CPU; peak 885.3 MiB of 900.0 MiB; stall 13 %".
+// "20 steps: 4.79 s each (4.51 s predicted), 2.75 s of CPU; peak 885.3 MiB of 900.0 MiB; stall 3 %"
 std::string run_line(const TrainPlan& plan, const TrainRunFigures& run);
 // "step 12/100  loss 3.214  1,240 tok/s  peak 498 MiB  stall 3 %  4 min left".
 std::string step_line(const TrainStepReport& step, const TrainRunFigures& run, int64_t steps);

@@ -274,7 +274,11 @@ TEST_F(Train, AFolderThatHoldsARunIsNotOverwrittenAndAnotherModelDoesNotGoOnWith
   EXPECT_EQ(other.code, 2);
   EXPECT_NE(other.err.find("[256, 64]"), std::string::npos) << other.err;
   EXPECT_TRUE(state("run", "00000012") == end);
+  const Finished slower = train({{"optimizer", {{"rate", 1e-3}}}}, {"--resume"});
+  EXPECT_EQ(slower.code, 0);
+  EXPECT_NE(slower.err.find("has changed: optimizer\n"), std::string::npos) << slower.err;
   const Finished done = train({}, {"--resume"});
+  EXPECT_EQ(done.err.find("has changed"), std::string::npos) << done.err;
   EXPECT_EQ(done.code, 0);
   EXPECT_NE(done.err.find("12 steps have been done"), std::string::npos) << done.err;
 }
