@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "headrace/sim/simulate.h"
 #include "tests/plan/oracle_steps.h"
@@ -15,15 +16,21 @@ using testing::OracleStep;
 
 // What is reached, with a margin: a change that makes plans worse must show. See bench/results for the
 // figures. The optimum knows of no offsets: a static arena of few large tensors costs something.
-constexpr double kMeanGap = 0.028;
-constexpr double kMaxGap = 0.32;
-constexpr double kNoiseCost = 0.05;
-constexpr double kRise = 2.5;
+constexpr double kMeanGap = 0.024;
+constexpr double kMaxGap = 0.35;
+constexpr double kNoiseCost = 0.01;
+constexpr double kRise = 0.03;
 
 const std::vector<OracleStep>& steps() {
   static const auto* all = new std::vector<OracleStep>(testing::oracle_steps(
       std::string(HEADRACE_SOURCE_DIR) + "/tests/data/oracle/steps.txt"));
   return *all;
+}
+
+// Each test takes a third of its steps; with HEADRACE_FUZZ_ALL=1 (as in `make soak`) all of them.
+size_t every() {
+  const char* all = std::getenv("HEADRACE_FUZZ_ALL");
+  return all != nullptr && std::string(all) == "1" ? 1 : 3;
 }
 
 // Verified; null when nothing fits.
@@ -59,7 +66,8 @@ void compare(bool fixed, const char* what) {
   std::vector<Gap> gaps;
   double sum = 0;
   int better = 0;
-  for (const OracleStep& s : steps()) {
+  for (size_t i = 0; i < steps().size(); i += every()) {
+    const OracleStep& s = steps()[i];
     if (s.fixed != fixed) continue;
     const Machine machine = testing::two_tiers(s.link);
     const auto plan = plan_of(testing::request_of(s, machine));
@@ -116,7 +124,7 @@ TEST(Oracle, MoreMemoryOrAFasterLinkDoesNotMakeAnIndependentPlanMuchSlower) {
     worst = std::max(worst, rise);
     EXPECT_LE(rise, kRise) << s.name << " with " << what;
   };
-  for (size_t i = 0; i < steps().size(); i += 6) {
+  for (size_t i = 0; i < steps().size(); i += 6 * every()) {
     const OracleStep& s = steps()[i];
     Nanos by_budget = 0, by_link = 0;
     for (const double factor : {1.0, 1.1, 1.25, 1.5}) {
@@ -139,7 +147,7 @@ TEST(Oracle, MoreMemoryOrAFasterLinkDoesNotMakeAnIndependentPlanMuchSlower) {
 }
 
 TEST(Oracle, APlanThatInheritsIsNeverSlowerThanTheOneItInherits) {
-  for (size_t i = 0; i < steps().size(); i += 10) {
+  for (size_t i = 0; i < steps().size(); i += 10 * every()) {
     const OracleStep& s = steps()[i];
     const Machine machine = testing::two_tiers(s.link);
     StepRequest r = testing::request_of(s, machine);
@@ -162,7 +170,7 @@ TEST(Oracle, NoiseOnOpTimesCostsLittleAndNeverMemory) {
   constexpr int kSeeds = 8;
   double sum = 0, worst = 0;
   size_t measured = 0;
-  for (size_t i = 0; i < steps().size(); i += 3) {
+  for (size_t i = 0; i < steps().size(); i += 3 * every()) {
     const OracleStep& s = steps()[i];
     const Machine machine = testing::two_tiers(s.link);
     const auto plan = plan_of(testing::request_of(s, machine));
