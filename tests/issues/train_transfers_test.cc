@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <random>
@@ -26,7 +25,6 @@ namespace {
 using test::HookTier;
 using test::TestRun;
 using test::TransferLog;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using testing_tier::Answer;
 using testing_tier::Script;
@@ -70,8 +68,8 @@ EngineOptions scripted(const TestRun& run, Script script, FileMethod method = Fi
 
 // NVIDIA/Megatron-LM #7398, meta-pytorch/torchtune #1867: what is reloaded is read while it is
 // still being written, or freed while it is still being copied; nothing raises. Here what is freed
-// is NaN at once, what is loaded is NaN until its ticket has been waited for, and transfers are late
-// and out of order.
+// is NaN at once, what is loaded is NaN until its ticket has been waited for, and transfers are
+// late and out of order.
 TEST(TrainTransfers, LateTransfersAndPoisonInFreedMemoryTogetherChangeNothing) {
   TestRun run;
   const TestRun::Outcome want = run.outcome(4);
@@ -216,7 +214,8 @@ TEST(TrainTransfers, BytesInFlightToASlowDiskAreBoundedByTheArena) {
     LinkModel model;
     model.bytes_per_s = 20e6;
     model.duplex = false;
-    auto slow = open_emulated_tier(std::move(inner), std::make_shared<EmulatedLink>(model), kTickets);
+    auto link = std::make_shared<EmulatedLink>(model);
+    auto slow = open_emulated_tier(std::move(inner), std::move(link), kTickets);
     return std::make_unique<HookTier>(std::move(*slow), &log);
   };
   EXPECT_TRUE(run.outcome(3, options) == want);
@@ -246,6 +245,7 @@ TEST(TrainTransfers, AChangedBlockOfTheScratchFileIsFoundAndNamed) {
   auto t = run.start();
   ASSERT_TRUE(t.ok()) << t.status().message();
   ASSERT_TRUE((*t)->step().ok());
+  (void)TestRun::state(**t);  // waits for every transfer: none may meet what is written here
   const std::vector<std::string> files = removed_files(run.o.config.out);
   ASSERT_EQ(files.size(), 1u);
   const int fd = ::open(files[0].c_str(), O_RDWR);

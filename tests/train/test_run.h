@@ -133,7 +133,8 @@ struct TestRun {
     TrainOptions smaller = o;
     smaller.threads = 2;  // workspaces grow with threads
     for (double share : shares) {
-      smaller.arena_bytes = round_up(static_cast<Bytes>(share * static_cast<double>(out[0])), kPage);
+      smaller.arena_bytes =
+          round_up(static_cast<Bytes>(share * static_cast<double>(out[0])), kPage);
       if (plan_training(smaller, model).ok()) out.push_back(smaller.arena_bytes);
     }
     return out;
