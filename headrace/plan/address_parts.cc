@@ -16,7 +16,8 @@ struct Copy {
 class PartBuilder {
  public:
   PartBuilder(const State& state, const std::vector<Life>& lives, Bytes chunk)
-      : p_(state.problem()), lives_(lives), chunk_(chunk), link_(p_.machine->tiers[kAway.index()]) {}
+      : p_(state.problem()), lives_(lives), chunk_(chunk),
+        link_(p_.machine->tiers[kAway.index()]) {}
 
   std::vector<Part> run() {
     for (size_t i = 0; i < lives_.size(); ++i) visit(static_cast<int32_t>(i));
@@ -114,7 +115,7 @@ class PartBuilder {
     ++gap_;
   }
 
-  // All of it: it leaves for the guests of the old extent, and comes back after those of the new one.
+  // All of it: it leaves for the guests of the old extent, and comes back after those of the new.
   void add_moved(int32_t index, int32_t a, int32_t b) {
     const Life& from = lives_[at(index)];
     const Life& to = lives_[at(index + 1)];

@@ -95,7 +95,8 @@ class AddressWalk {
     }
   }
 
-  void find_sharing(int32_t to, const std::vector<size_t>& first, std::vector<int32_t>& sharing) const {
+  void find_sharing(int32_t to, const std::vector<size_t>& first,
+                    std::vector<int32_t>& sharing) const {
     const Life& x = lives_[at(to)];
     sharing.clear();
     for (size_t i = 0; i < lives_.size(); ++i) {
@@ -304,8 +305,8 @@ class AddressWalk {
 
 }  // namespace
 
-AddressTimeline schedule_in_addresses(const State& state, const std::vector<Life>& lives, Bytes chunk,
-                                      Schedule* schedule) {
+AddressTimeline schedule_in_addresses(const State& state, const std::vector<Life>& lives,
+                                      Bytes chunk, Schedule* schedule) {
   const Parts parts = parts_of(state, lives, chunk);
   return AddressWalk(state, lives, parts, schedule).run();
 }

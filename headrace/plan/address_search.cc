@@ -398,7 +398,9 @@ class AddressSearch {
     for (size_t i = 0; i < lives_.size(); ++i) {
       const Life& x = lives_[i];
       const int32_t until = x.end == LifeEnd::kStays ? 2 * p_.size() + 1 : x.touches.back();
-      if (x.touches.front() <= slot + 2 && until >= slot - 2) around.push_back(static_cast<int32_t>(i));
+      if (x.touches.front() <= slot + 2 && until >= slot - 2) {
+        around.push_back(static_cast<int32_t>(i));
+      }
     }
     for (size_t i = 0; i < most && !around.empty(); ++i) {
       const size_t k = at(below(around.size()));
@@ -408,8 +410,8 @@ class AddressSearch {
     }
   }
 
-  // Places what is out of place, largest first in the main. Where an op needs the bytes of two lives,
-  // the one that was there first is taken out, and asks for more the next time.
+  // Places what is out of place, largest first in the main. Where an op needs the bytes of two
+  // lives, the one that was there first is taken out, and asks for more the next time.
   bool put_back(double noise, int64_t most) {
     std::vector<std::pair<double, int32_t>> order;  // smallest key first, at the back
     for (const int32_t i : out_of_place_) {

@@ -172,7 +172,8 @@ bool Walker::wanted(int32_t v, int32_t target, size_t a, size_t end) const {
 }
 
 // The op of `position`, in turn (target kNone) or again for `target`.
-Status Walker::compute(int32_t position, OpId id, Moment now, int32_t target, size_t a, size_t end) {
+Status Walker::compute(int32_t position, OpId id, Moment now, int32_t target, size_t a,
+                       size_t end) {
   const Op& op = g_.at(id);
   HR_TRY(gather(op));
   Instr instr;
