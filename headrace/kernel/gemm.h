@@ -19,7 +19,7 @@
 // Method: cache blocking and packing after Goto and van de Geijn, "Anatomy of High-Performance
 // Matrix Multiplication" (ACM TOMS 34(3), 2008). Measured by bench/gemm.cc on one core of an AMD
 // EPYC of family 26 (Zen 5), products of a 34M and a 124M model: f32 205 to 245 GF/s, 0.95 to 1.1
-// of oneDNN 2.6.3; bf16 410 to 475 GF/s, 0.92 to 1.15 of it; f32 by AVX2 126 GF/s.
+// of oneDNN 2.6.3, f16 the same; bf16 410 to 475 GF/s, 0.92 to 1.15 of it; f32 by AVX2 126 GF/s.
 #pragma once
 
 #include <cstddef>
