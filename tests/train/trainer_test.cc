@@ -439,12 +439,13 @@ TEST(Trainer, ABudgetThatIsTooSmallIsRefusedWithTheLeastThatWouldDo) {
   auto p = run.plan();
   ASSERT_FALSE(p.ok());
   EXPECT_EQ(p.status().code(), Code::kDoesNotFit);
+  EXPECT_THAT(p.status().message(), HasSubstr("1.00 MiB are not enough for"));
   run.o.memory_bytes = 4 * kGiB;
   run.o.arena_bytes = 8 * kPage;
   p = run.plan();
   ASSERT_FALSE(p.ok());
   EXPECT_EQ(p.status().code(), Code::kDoesNotFit);
-  EXPECT_THAT(p.status().message(), HasSubstr("the least budget is"));
+  EXPECT_THAT(p.status().message(), HasSubstr("it takes at least --memory"));
 }
 
 }  // namespace
