@@ -19,13 +19,15 @@ namespace {
 
 // What the process may still grow by beside the arena: kernel code paged in on first use, stacks,
 // metrics, text. Measured at 3 MiB for 300 ops.
-constexpr Bytes kGrowth = 4 * kMiB;
+constexpr Bytes kGrowth = 3 * kMiB;
 constexpr Bytes kGrowthPerThread = 64 * kKiB;
 // A Program, prepared, and its Trace.
 constexpr Bytes kGrowthPerOp = 8 * kKiB;
 // Queues of file tiers.
-constexpr Bytes kTransfers = 2 * kMiB;
+constexpr Bytes kTransfers = 1 * kMiB;
 constexpr Bytes kProcessUnit = kMiB;
+// Planned in seconds; more accumulation than that has no use on a machine of this size.
+constexpr size_t kMostOps = 20'000;
 
 Result<Bytes> free_on_disk(const std::string& folder) {
   struct statvfs info = {};
@@ -75,8 +77,17 @@ class Planner {
     o.threads = plan_.options.threads;
     o.guard = true;
     o.recompute = c.recompute;
+    OptimizerConfig optimizer = c.optimizer;
+    // A norm that nothing reaches: all gradients are looked at before anything changes.
+    if (c.on_nan == "skip" && optimizer.clip_norm == 0) optimizer.clip_norm = 1e29;
     for (MicroOrder order : {MicroOrder::kLayerMajor, MicroOrder::kBatchMajor}) {
-      HR_ASSIGN(TrainStep step, build_train_step(model_, shape(order), c.optimizer, o));
+      HR_ASSIGN(TrainStep step, build_train_step(model_, shape(order), optimizer, o));
+      if (step.workload.graph.ops.size() > kMostOps) {
+        return error(Code::kUnsupported,
+                     "a step of %zu ops; at most %zu are planned: choose larger batches and less "
+                     "accumulation",
+                     step.workload.graph.ops.size(), kMostOps);
+      }
       align(&step.workload.graph);
       steps_.push_back(std::make_shared<TrainStep>(std::move(step)));
       if (c.accumulation == 1) break;  // the orders are the same
@@ -282,7 +293,7 @@ Result<std::vector<TrainBudget>> other_budgets(const TrainPlan& plan) {
 Bytes train_overhead(const TrainStep& step, int threads) {
   const Graph& g = step.workload.graph;
   return kGrowth + threads * kGrowthPerThread + static_cast<Bytes>(g.ops.size()) * kGrowthPerOp +
-         kTransfers + kCheckpointBlock;
+         kTransfers + 2 * kCheckpointBlock + g.max_rows * Bytes{2 * sizeof(int32_t)};
 }
 
 Result<TrainPlan> plan_training(const TrainOptions& options, const StepModel& model) {

@@ -16,6 +16,11 @@
 namespace headrace {
 namespace {
 
+// With "on_nan": "skip", so many steps in a row may change nothing before the run gives up.
+constexpr int64_t kMostSkipped = 10;
+// What planning takes: measured at 9 KiB an op.
+constexpr Bytes kPlanning = 2 * kMiB, kPlanningPerOp = 12 * kKiB;
+
 constexpr int64_t kGoodSteps = 2000;  // after so many in a row the loss scale is doubled
 
 Nanos cpu_ns() {
@@ -74,7 +79,10 @@ Result<std::unique_ptr<Trainer>> Trainer::start(TrainPlan plan, const Sources& s
   t->eval_data_ = sources.eval_data;
   t->block_.resize(static_cast<size_t>(kCheckpointBlock));
   const TrainOptions& o = t->plan_.options;
-  if (!t->plan_.frozen_file.empty()) HR_TRY(t->write_frozen(sources.initial, progress));
+  HR_TRY(remove_path(t->replan_folder()));  // of a run that was killed while it moved
+  if (!t->plan_.frozen_file.empty()) {
+    HR_TRY(t->write_frozen(checkpoint.empty(), sources.initial, progress));
+  }
   EngineOptions& options = t->engine_options_;
   options = test_options;
   options.threads = o.threads;
@@ -102,13 +110,15 @@ Status Trainer::start_engine() {
   return {};
 }
 
-// One file, tile after tile at the places that the parameters name. Kept when it is there and whole:
-// it appears under its name only when it is.
-Status Trainer::write_frozen(const InitialValues& initial, const ByteProgress& progress) {
+// One file, tile after tile at the places that the parameters name. A run that goes on keeps its own:
+// it appears under its name only when it is whole.
+Status Trainer::write_frozen(bool fresh, const InitialValues& initial,
+                             const ByteProgress& progress) {
   const std::vector<Parameter>& parameters = plan_.step->parameters;
   struct stat info = {};
   const Bytes size = frozen_bytes(parameters);
-  if (::stat(plan_.frozen_file.c_str(), &info) == 0 && info.st_size == size) return {};
+  const bool whole = ::stat(plan_.frozen_file.c_str(), &info) == 0 && info.st_size == size;
+  if (whole && !fresh) return {};
   HR_TRY(make_folders(plan_.options.config.out));
   HR_ASSIGN(AtomicFile file, AtomicFile::create(plan_.frozen_file));
   std::vector<float> values(block_.size() / 2 / sizeof(float));
@@ -176,7 +186,7 @@ CheckpointInfo Trainer::checkpoint_info() const {
   info.step = done_;
   info.loss_scale = rows_.loss_scale;
   info.good_steps = scales_loss() ? good_steps_ : -1;
-  info.next_sample = done_ * plan_.options.config.batch * plan_.options.config.accumulation;
+  info.next_sample = next_sample_;
   info.config = to_json(plan_.options.config);
   for (TensorId id : saved_tensors(plan_.step->parameters)) {
     const Tensor& t = g.at(id);
@@ -217,7 +227,8 @@ Status Trainer::resume(const std::string& folder, const ByteProgress& progress) 
     return master_of[index] == nullptr ? Status() : write_copy(*master_of[index], begin, in);
   };
   HR_TRY(read_checkpoint(folder, info, block_, write, progress));
-  done_ = info.step;
+  done_ = saved_ = info.step;
+  next_sample_ = info.next_sample;
   if (scales_loss() && info.good_steps >= 0) {
     rows_.loss_scale = info.loss_scale;
     good_steps_ = info.good_steps;
@@ -227,7 +238,9 @@ Status Trainer::resume(const std::string& folder, const ByteProgress& progress) 
 
 Status Trainer::save(const ByteProgress& progress) {
   const TrainConfig& c = plan_.options.config;
-  return save_to(c.out, c.keep_checkpoints, progress);
+  HR_TRY(save_to(c.out, c.keep_checkpoints, progress));
+  saved_ = done_;
+  return {};
 }
 
 Status Trainer::save_to(const std::string& folder, int64_t keep, const ByteProgress& progress) {
@@ -238,7 +251,12 @@ Status Trainer::save_to(const std::string& folder, int64_t keep, const ByteProgr
   return write_checkpoint(folder, info, keep, block_, read, progress);
 }
 
+std::string Trainer::replan_folder() const { return plan_.options.config.out + "/replan"; }
+
 Result<Trainer::Replanned> Trainer::replan(int64_t steps_left) {
+  // Planning takes memory beside a full arena; where the budget has none left, the plan stays.
+  const auto ops = static_cast<Bytes>(plan_.step->workload.graph.ops.size());
+  if (plan_.ledger.available() < kPlanning + ops * kPlanningPerOp) return Replanned();
   HR_ASSIGN(std::optional<Replan> again, plan_again(plan_, trace_));
   Replanned out;
   if (!again) return out;
@@ -247,19 +265,25 @@ Result<Trainer::Replanned> Trainer::replan(int64_t steps_left) {
   double bytes = 0;
   for (const CheckpointTensor& t : checkpoint_info().tensors) bytes += static_cast<double>(t.bytes);
   // Written and read once as files, written once to its places.
-  const TierInfo& disk = again->plan.machine.tiers.back();
+  const TierInfo& disk = plan_.options.machine.tiers[1];
   const double move_s = 2 * bytes / disk.store_bytes_per_s + bytes / disk.load_bytes_per_s;
   const double gain_s = static_cast<double>(out.before_ns - out.after_ns) * 1e-9;
   if (gain_s * static_cast<double>(steps_left) < move_s) return out;
-  const std::string folder = plan_.options.config.out + "/replan";
-  HR_TRY(make_folders(folder));
-  HR_TRY(save_to(folder, 1, {}));
+  const std::string folder = replan_folder();
+  Status kept = make_folders(folder);
+  if (kept.ok()) kept = save_to(folder, 1, {});
+  if (!kept.ok()) {  // a full disk, say: the run itself is whole and goes on as planned
+    HR_TRY(remove_path(folder));
+    return out;
+  }
   HR_ASSIGN(const std::string checkpoint, latest_checkpoint(folder));
+  const int64_t saved = saved_;
   plan_ = std::move(again->plan);
   HR_TRY(start_engine());
   HR_TRY(resume(checkpoint, {}));
   HR_TRY(engine_->load_frozen());
   HR_TRY(remove_path(folder));
+  saved_ = saved;
   out.swapped = true;
   return out;
 }
@@ -309,7 +333,7 @@ Result<TrainStepReport> Trainer::step() {
   r.step = done_ + 1;
   const Nanos wall = monotonic_ns(), cpu = cpu_ns();
   const int64_t samples = c.batch * c.accumulation;
-  HR_TRY(fill_rows(*data_, done_ * samples, samples));
+  HR_TRY(fill_rows(*data_, next_sample_, samples));
   rows_.step = r.step;
   rows_.seed = seed_of(c.seed, r.step);
   rows_.update = true;
@@ -324,8 +348,12 @@ Result<TrainStepReport> Trainer::step() {
     if (c.optimizer.clip_norm > 0 || scales_loss()) r.gradient_norm = clip[1];
   }
   const bool rescaled = scales_loss() && adapt_loss_scale(r.skipped);
-  if (r.skipped && !rescaled && c.on_nan == "stop") return explain_not_finite(r.loss);
+  skipped_ = r.skipped && !rescaled ? skipped_ + 1 : 0;
+  if (skipped_ > (c.on_nan == "stop" ? 0 : kMostSkipped)) {
+    return explain_not_finite(r.loss, r.gradient_norm);
+  }
   ++done_;
+  next_sample_ += samples;
   r.wall_ns = monotonic_ns() - wall;
   r.cpu_ns = cpu_ns() - cpu;
   r.stall_ns = trace_.stall_ns;
@@ -335,18 +363,22 @@ Result<TrainStepReport> Trainer::step() {
 }
 
 // Runs the step once more, changing nothing, and looks at every value.
-Status Trainer::explain_not_finite(double loss) {
+Status Trainer::explain_not_finite(double loss, std::optional<double> norm) {
   rows_.update = false;
   engine_->check_finite(true);
   const Status found = engine_->run(rows_, &trace_);
-  const char* where = "the cause does not show when the step is run again";
-  const std::string named =
-      found.code() == Code::kNotFinite ? found.message() : std::string(where);
+  const std::string cause = found.code() == Code::kNotFinite
+                                ? found.message()
+                                : "the cause does not show when the step is run again";
+  std::string what = text_of("the loss is %g", loss);
+  if (norm) what += text_of(", the norm of all gradients %g", *norm);
+  const std::string saved = saved_ > 0 ? text_of("the newest checkpoint is of step %lld",
+                                                 static_cast<long long>(saved_))
+                                       : std::string("there is no checkpoint");
   return error(Code::kNotFinite,
-               "step %lld: the loss is %g: %s; parameters are those after step %lld (lower the "
-               "rate, clip gradients, or set \"on_nan\": \"skip\")",
-               static_cast<long long>(done_ + 1), loss, named.c_str(),
-               static_cast<long long>(done_));
+               "step %lld: %s: %s; %s (lower the rate, clip gradients, or set \"on_nan\": "
+               "\"skip\")",
+               static_cast<long long>(done_ + 1), what.c_str(), cause.c_str(), saved.c_str());
 }
 
 Result<double> Trainer::evaluate() {

@@ -84,13 +84,14 @@ class Trainer {
   Trainer() = default;
   Status start_engine();
   Status save_to(const std::string& folder, int64_t keep, const ByteProgress& progress);
-  Status write_frozen(const InitialValues& initial, const ByteProgress& progress);
+  std::string replan_folder() const;
+  Status write_frozen(bool fresh, const InitialValues& initial, const ByteProgress& progress);
   Status write_initial(const InitialValues& initial, const ByteProgress& progress);
   Status resume(const std::string& folder, const ByteProgress& progress);
   Status write_copy(const Parameter& p, Bytes begin, std::span<const std::byte> master);
   Status fill_rows(const Dataset& data, int64_t first_sample, int64_t samples);
   Status run_step(double* loss);
-  Status explain_not_finite(double loss);
+  Status explain_not_finite(double loss, std::optional<double> norm);
   bool scales_loss() const { return plan_.options.config.precision == Precision::kF16; }
   bool adapt_loss_scale(bool skipped);
   CheckpointInfo checkpoint_info() const;
@@ -103,7 +104,10 @@ class Trainer {
   std::vector<std::byte> block_;  // kCheckpointBlock bytes
   StepRows rows_;
   Trace trace_;
-  int64_t done_ = 0;
+  int64_t done_ = 0;         // steps
+  int64_t saved_ = 0;        // steps of the newest checkpoint; 0: none
+  int64_t next_sample_ = 0;  // of the dataset
+  int64_t skipped_ = 0;      // steps in a row
   int64_t good_steps_ = 0;  // in a row since the loss scale was last changed
 };
 
