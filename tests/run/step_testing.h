@@ -229,7 +229,7 @@ inline StepRig::StepRig(const Program& p, const std::vector<Kind>& kinds,
     const Bytes room = std::max(kPage, round_up(copies[t], kPage));
     auto tier = open_kind(kinds[t - 1], {size, room}, clock, p.tiers[t]);
     const PageBuffer bytes = page_buffer(size);
-    std::memcpy(bytes.get(), file.data(), file.size());
+    std::copy(file.begin(), file.end(), bytes.get());
     auto ticket = tier->store({bytes.get(), static_cast<size_t>(size)}, {0, 0, size});
     EXPECT_TRUE(ticket.ok() && tier->wait(*ticket).ok());
     if (wrap) tier = wrap(std::move(tier), t);
