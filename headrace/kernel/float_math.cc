@@ -19,8 +19,9 @@ float exp_f32(float x) {
   float y = kExpTaylor[7];
   for (int i = 6; i >= 0; --i) y = std::fmaf(y, r, kExpTaylor[i]);
   // The low bits of t are n: adding them to the exponent of y multiplies it by 2^n.
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(y) +
-                              (std::bit_cast<uint32_t>(t) << 23));
+  // Of a NaN that sum is some number; the last difference is 0 for all others.
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(y) + (std::bit_cast<uint32_t>(t) << 23)) +
+         (clamped - clamped);
 }
 
 float tanh_f32(float x) {

@@ -26,7 +26,9 @@ inline Lanes exp_lanes(Lanes x) {
   Lanes y = Lanes::splat(kExpTaylor[7]);
 #pragma GCC unroll 16
   for (int i = 6; i >= 0; --i) y = fma(y, r, Lanes::splat(kExpTaylor[i]));
-  return where_less(x, Lanes::splat(kExpLow), Lanes::zero(), add_exponent(y, t));
+  // Of a NaN that sum is some number; the last difference is 0 for all others.
+  y = add_exponent(y, t) + (clamped - clamped);
+  return where_less(x, Lanes::splat(kExpLow), Lanes::zero(), y);
 }
 
 inline Lanes tanh_lanes(Lanes x) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -24,6 +25,10 @@ TEST(FloatMath, ExpIsWithinTwoUlpAndZeroBelow) {
   EXPECT_EQ(exp_f32(-0.0f), 1.0f);
   EXPECT_EQ(exp_f32(-87.001f), 0.0f);
   const float inf = std::numeric_limits<float>::infinity();
+  // Whatever their payload: freed memory is filled with ones in tests.
+  for (uint32_t nan : {0xffffffffu, 0x7fc00000u, 0x7f800001u, 0xffc12345u}) {
+    EXPECT_TRUE(std::isnan(exp_f32(std::bit_cast<float>(nan)))) << nan;
+  }
   EXPECT_EQ(exp_f32(-inf), 0.0f);
   EXPECT_TRUE(std::isfinite(exp_f32(inf)));
   EXPECT_TRUE(std::isnan(exp_f32(std::nanf(""))));
