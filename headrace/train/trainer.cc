@@ -53,6 +53,24 @@ void convert(std::span<const float> from, DType dtype, std::byte* to) {
   }
 }
 
+// What decides which samples a step sees, where it is another than `before`.
+std::vector<std::string> changes_between(const TrainConfig& before, const TrainConfig& now) {
+  std::vector<std::string> out;
+  const auto number = [&](const char* key, int64_t was, int64_t is) {
+    if (was == is) return;
+    out.push_back(text_of("\"%s\" is %lld, the run so far had %lld", key, static_cast<long long>(is),
+                          static_cast<long long>(was)));
+  };
+  number("seed", static_cast<int64_t>(before.seed), static_cast<int64_t>(now.seed));
+  number("sequence", before.sequence, now.sequence);
+  number("batch x accumulation", before.batch * before.accumulation,
+         now.batch * now.accumulation);
+  if (before.data.files != now.data.files || before.data.tokenizer != now.data.tokenizer) {
+    out.push_back("\"data\" is another than that of the run so far");
+  }
+  return out;
+}
+
 // The tensors that a checkpoint holds, in the order of the parameters: what a copy can be made from,
 // and the optimizer's state.
 std::vector<TensorId> saved_tensors(const std::vector<Parameter>& parameters) {
@@ -228,6 +246,9 @@ Status Trainer::resume(const std::string& folder, const ByteProgress& progress) 
   };
   HR_TRY(read_checkpoint(folder, info, block_, write, progress));
   done_ = saved_ = info.step;
+  const TrainConfig& c = plan_.options.config;
+  const auto before = parse_train_config(info.config, c.folder);
+  if (before.ok()) changes_ = changes_between(*before, c);
   next_sample_ = info.next_sample;
   if (scales_loss() && info.good_steps >= 0) {
     rows_.loss_scale = info.loss_scale;

@@ -75,6 +75,10 @@ class Trainer {
 
   // What the gradients of the next step are multiplied by; 1 but in f16.
   double loss_scale() const { return rows_.loss_scale; }
+  // What the config says otherwise than that of the checkpoint gone on from, a line each, where it
+  // changes which samples come next.
+  const std::vector<std::string>& changes() const { return changes_; }
+
   const TrainPlan& plan() const { return plan_; }
   TrainEngine& engine() { return *engine_; }
   // Of the last step or evaluation.
@@ -104,6 +108,7 @@ class Trainer {
   std::vector<std::byte> block_;  // kCheckpointBlock bytes
   StepRows rows_;
   Trace trace_;
+  std::vector<std::string> changes_;
   int64_t done_ = 0;         // steps
   int64_t saved_ = 0;        // steps of the newest checkpoint; 0: none
   int64_t next_sample_ = 0;  // of the dataset
