@@ -219,12 +219,15 @@ class Planner {
   Status refusal(const Infeasible& no, const Graph& graph) const {
     constexpr size_t kShown = 6;
     const TrainConfig& c = plan_.options.config;
-    const Bytes least = budget_around(beside_ + no.needed_bytes);
+    // What this plan has grown the process by, the next one will.
+    const Bytes grown = round_up(std::max<Bytes>(0, process_memory().rss - process_), kProcessUnit);
+    const Bytes least = budget_around(beside_ + grown + no.needed_bytes);
     std::string text = text_of(
         "%s are not enough for '%s': it takes at least --memory %lldMiB (%s for the process "
         "itself, %s for op '%s')\nwhile that op runs, these are in memory together:\n",
         human_bytes(plan_.options.memory_bytes).c_str(), c.name.c_str(),
-        static_cast<long long>(round_up(least, kMiB) / kMiB), human_bytes(beside_).c_str(),
+        static_cast<long long>(round_up(least, kMiB) / kMiB),
+        human_bytes(beside_ + grown).c_str(),
         human_bytes(no.needed_bytes).c_str(), graph.at(no.op).name.c_str());
     Bytes others = no.needed_bytes - no.workspace;
     for (size_t i = 0; i < std::min(kShown, no.live.size()); ++i) {
