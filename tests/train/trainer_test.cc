@@ -287,18 +287,20 @@ TEST(Trainer, EvaluationsInBetweenChangeNothing) {
   EXPECT_LT(evaluations[6], evaluations[0]);
 }
 
-TEST(Trainer, ALossThatIsNotANumberStopsTheRunNamesTheOpAndSparesTheParameters) {
+TEST(Trainer, ALossThatIsNotANumberStopsTheRunAndNamesTheOpAndNothingIsSaved) {
   TestRun run;
   run.spoiled = "model.layers.1.mlp.up_proj.weight";
   auto t = run.start();
   ASSERT_TRUE(t.ok());
-  const std::vector<std::byte> before = TestRun::state(**t);
   auto step = (*t)->step();
   ASSERT_FALSE(step.ok());
   EXPECT_EQ(step.status().code(), Code::kNotFinite);
   EXPECT_THAT(step.status().message(), HasSubstr("step 1: the loss is"));
   EXPECT_THAT(step.status().message(), HasSubstr("layers.1."));
+  EXPECT_THAT(step.status().message(), HasSubstr("there is no checkpoint"));
   EXPECT_EQ((*t)->done(), 0);
+  EXPECT_FALSE((*t)->save().ok());
+  EXPECT_FALSE((*t)->step().ok());
 }
 
 TEST(Trainer, OnRequestAStepThatIsNotFiniteIsSkippedAndChangesNothing) {
