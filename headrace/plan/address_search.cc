@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "headrace/base/split_mix.h"
 #include "headrace/plan/address_parts.h"
 
 namespace headrace::plan {
@@ -80,14 +81,9 @@ class AddressSearch {
     }
   };
 
-  uint64_t random() {  // SplitMix64 (Steele, Lea and Flood, 2014)
-    uint64_t z = (seed_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  int32_t below(size_t n) { return static_cast<int32_t>(random() % std::max<size_t>(1, n)); }
-  double unit() { return static_cast<double>(random() >> 11) * 0x1p-53; }
+  uint64_t random() { return random_.next(); }
+  int32_t below(size_t n) { return random_.below(n); }
+  double unit() { return random_.unit(); }
 
   Cost evaluate() {
     ++work_;
@@ -514,7 +510,7 @@ class AddressSearch {
   Bytes chunk_ = 0;
   int64_t work_ = 0;
   int64_t placings_ = 0;  // left to find the first extents with
-  uint64_t seed_ = 1;
+  SplitMix random_{1};
   std::vector<std::pair<int32_t, int32_t>> gaps_;  // value, gap
   // Scratch of place().
   std::vector<Priced> priced_;

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <tuple>
 
+#include "headrace/base/split_mix.h"
 #include "headrace/plan/placement_build.h"
 
 namespace headrace::plan {
@@ -64,14 +65,9 @@ class Search {
     int32_t value, gap;
   };
 
-  uint64_t random() {  // SplitMix64
-    uint64_t z = (seed_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  int32_t below(size_t n) { return static_cast<int32_t>(random() % std::max<size_t>(1, n)); }
-  double unit() { return static_cast<double>(random() >> 11) * 0x1p-53; }
+  uint64_t random() { return random_.next(); }
+  int32_t below(size_t n) { return random_.below(n); }
+  double unit() { return random_.unit(); }
 
   Nanos evaluate() {
     ++work_;
@@ -287,7 +283,7 @@ class Search {
   Bytes chunk_ = 0;
   int64_t tries_ = 0, work_ = 0;
   size_t pieces_ = 0;
-  uint64_t seed_ = 1;
+  SplitMix random_{1};
   std::vector<Stall> stalls_;
 };
 

@@ -5,6 +5,8 @@
 #include <limits>
 #include <queue>
 
+#include "headrace/base/split_mix.h"
+
 namespace headrace::plan {
 namespace {
 
@@ -172,12 +174,9 @@ class Construction {
     return static_cast<double>(p_.cost[at(value.producer)]) / static_cast<double>(useful);
   }
 
-  // In [0, 1), the same for a value throughout (SplitMix64: Steele, Lea and Flood, 2014).
+  // In [0, 1), the same for a value throughout.
   double random(int32_t v) const {
-    uint64_t z = options_.seed + 0x9e3779b97f4a7c15u * (static_cast<uint64_t>(v) + 1);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+    return unit_of(mixed(options_.seed + kSplitMixStep * (static_cast<uint64_t>(v) + 1)));
   }
 
   // Takes the link time of a gap that is moved already.

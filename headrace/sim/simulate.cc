@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "headrace/base/split_mix.h"
+
 namespace headrace {
 namespace {
 
@@ -15,14 +17,8 @@ Nanos clamped(double ns) {
 }
 Nanos later(Nanos time, Nanos by) { return std::min(kEndOfTime, time + std::min(by, kEndOfTime)); }
 
-// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), used as
-// a hash of a counter: what is drawn depends on the key alone, not on what was drawn before.
-uint64_t hash_of(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
+// What is drawn depends on the key alone, not on what was drawn before.
+uint64_t hash_of(uint64_t x) { return mixed(x + kSplitMixStep); }
 
 // The instruction's cost under noise. The same op has the same factor wherever it stands, whenever
 // it runs again and in every plan of its graph, so that plans face the same world.
@@ -32,8 +28,7 @@ Nanos noisy_cost(const Instr& i, const SimOptions& options) {
   const uint64_t what = static_cast<uint64_t>(id) * 64 + static_cast<uint64_t>(i.kind) * 8 +
                         static_cast<uint64_t>(i.codec);
   const uint64_t bits = hash_of(hash_of(options.seed) ^ what);
-  const double unit = static_cast<double>(bits >> 11) * 0x1p-53;  // [0, 1)
-  const double factor = 1 - options.noise + 2 * options.noise * unit;
+  const double factor = 1 - options.noise + 2 * options.noise * unit_of(bits);
   return clamped(static_cast<double>(i.cost_ns) * std::max(0.0, factor) + 0.5);
 }
 

@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstring>
 
+#include "headrace/base/split_mix.h"
 #include "headrace/model/tokenizer.h"
 #include "headrace/train/dataset_text.h"
 #include "headrace/train/safe_file.h"
@@ -36,13 +37,6 @@ static_assert(sizeof(Header) == kHeader);
 
 // ---- the order of samples ---------------------------------------------------------------------
 
-// A mixing function of the round: SplitMix64's finalizer (Steele, Lea and Flood, OOPSLA 2014).
-uint64_t mixed(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 // A permutation of [0, n): a balanced Feistel network on the smallest even number of bits that
 // holds n, applied until the result lies below n (fewer than 4 times on average).
 int64_t permuted(int64_t index, int64_t n, uint64_t key) {
@@ -53,7 +47,7 @@ int64_t permuted(int64_t index, int64_t n, uint64_t key) {
   do {
     uint64_t left = x >> half, right = x & mask;
     for (uint64_t round = 0; round < 6; ++round) {
-      const uint64_t next = left ^ (mixed(key + round * 0x9e3779b97f4a7c15u + right) & mask);
+      const uint64_t next = left ^ (mixed(key + round * kSplitMixStep + right) & mask);
       left = right;
       right = next;
     }
@@ -384,7 +378,7 @@ Status Dataset::read(int64_t index, std::span<int32_t> inputs, std::span<int32_t
   HR_CHECK(static_cast<int64_t>(inputs.size()) == s.sequence && inputs.size() == targets.size(),
            "a sample is one sequence");
   const auto epoch = static_cast<uint64_t>(index / s.samples);
-  const uint64_t key = mixed(mixed(s.seed + 0x9e3779b97f4a7c15u) + epoch);
+  const uint64_t key = mixed(mixed(s.seed + kSplitMixStep) + epoch);
   const int64_t begin = permuted(index % s.samples, s.samples, key) * s.sequence;
   HR_TRY(s.read(begin, inputs));
   HR_TRY(s.read(begin + s.sequence, targets.last(1)));
