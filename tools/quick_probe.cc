@@ -15,13 +15,13 @@
 #include "headrace/tier/file_tier.h"
 #include "headrace/tier/probe.h"
 #include "tools/console.h"
+#include "tools/disk_folder.h"
 #include "tools/options.h"
 #include "tools/probe_rates.h"
 
 namespace headrace::cli {
 namespace {
 
-constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458f6;
 constexpr Bytes kMostFile = 32 * kMiB, kForced = 4 * kMiB;
 constexpr Nanos kSecond = 1'000'000'000;
 // Of the half second: for the processor; to write the file. Reading back what was written takes no
@@ -130,9 +130,9 @@ void measure_processor(Machine* m) {
 void measure_disk(const std::string& folder, Machine* m) {
   TierInfo& disk = m->tiers[1];
   m->sources["tiers.file"] = "built-in defaults: " + folder + " cannot be measured";
-  struct statfs info = {};
-  if (::statfs(folder.c_str(), &info) != 0) return;
-  if (info.f_type == kTmpfs || info.f_type == kRamfs) {
+  const auto facts = look_at_folder(folder);
+  if (!facts.ok()) return;
+  if (facts->in_memory) {
     m->sources["tiers.file"] = "built-in defaults: " + folder + " is in memory";
     return;
   }

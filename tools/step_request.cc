@@ -1,52 +1,33 @@
 #include "tools/step_request.h"
 
-#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 
 #include "headrace/base/system_memory.h"
 #include "headrace/cost/predictor.h"
 #include "headrace/report/text_style.h"
 #include "tools/console.h"
+#include "tools/disk_folder.h"
 #include "tools/options.h"
 #include "tools/quick_probe.h"
 
 namespace headrace::cli {
 namespace {
 
-constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458f6;
-
 // "--tier NAME=PATH[:BYTES]": a tier in a folder, with the rates of the machine's file tier.
 Status add_tier(const std::string& text, Machine* machine) {
-  const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
-    return error(Code::kUsage, "--tier %s: write NAME=PATH or NAME=PATH:BYTES", text.c_str());
-  const std::string name = text.substr(0, equals);
-  std::string path = text.substr(equals + 1);
-  Bytes capacity = 0;
-  if (const size_t colon = path.rfind(':'); colon != std::string::npos) {
-    const auto size = parse_size(path.substr(colon + 1), 0);
-    if (!size.ok()) return size.status().within("--tier " + name);
-    capacity = *size;
-    path.resize(colon);
-  }
-  struct statfs info = {};
-  if (::statfs(path.c_str(), &info) != 0)
-    return error(Code::kIo, "--tier %s: cannot look at %s: %s", name.c_str(), path.c_str(),
-                 std::strerror(errno));
-  if (info.f_type == kTmpfs || info.f_type == kRamfs) {
-    return error(Code::kUsage, "--tier %s: %s is in memory (tmpfs), which is what the budget is "
-                 "about; name a folder on a disk", name.c_str(), path.c_str());
-  }
-  const Bytes free = static_cast<Bytes>(info.f_bavail) * static_cast<Bytes>(info.f_bsize);
-  if (capacity == 0) capacity = free;
-  if (capacity > free) {
-    return error(Code::kUsage, "--tier %s: %s has %s free, not %s", name.c_str(), path.c_str(),
-                 human_bytes(free).c_str(), human_bytes(capacity).c_str());
+  HR_ASSIGN(const TierOption option, parse_tier_option(text, "PATH"));
+  const std::string& name = option.name;
+  const auto facts = look_at_folder(option.folder);
+  if (!facts.ok()) return facts.status().within("--tier " + name);
+  if (facts->in_memory) return refuse_memory("--tier " + name, option.folder);
+  const Bytes capacity = option.bytes > 0 ? option.bytes : facts->free_bytes;
+  if (capacity > facts->free_bytes) {
+    return error(Code::kUsage, "--tier %s: %s has %s free, not %s", name.c_str(),
+                 option.folder.c_str(), human_bytes(facts->free_bytes).c_str(),
+                 human_bytes(capacity).c_str());
   }
   TierInfo tier = machine->tiers[1];
   const auto file = std::find_if(machine->tiers.begin(), machine->tiers.end(),

@@ -1,21 +1,16 @@
 #include "tools/train_setup.h"
 
-#include <sys/statfs.h>
-
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "headrace/base/system_memory.h"
 #include "headrace/train/safe_file.h"
+#include "tools/disk_folder.h"
 #include "tools/quick_probe.h"
 #include "tools/step_input.h"
 
 namespace headrace::cli {
 namespace {
-
-constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458f6;
 
 // The folder, or the nearest above it that is there.
 std::string nearest(const std::string& folder) {
@@ -27,32 +22,14 @@ std::string nearest(const std::string& folder) {
 
 // On a disk, whether it is there or will be made.
 Status check_folder(const std::string& name, const std::string& folder) {
-  struct statfs info = {};
-  if (::statfs(nearest(folder).c_str(), &info) != 0) {
-    return error(Code::kIo, "cannot look at %s: %s", folder.c_str(), std::strerror(errno));
-  }
-  if (info.f_type != kTmpfs && info.f_type != kRamfs) return {};
-  return error(Code::kUsage,
-               "%s: %s is in memory (tmpfs), which is what the budget is about; name a folder on a "
-               "disk",
-               name.c_str(), folder.c_str());
+  HR_ASSIGN(const FolderFacts facts, look_at_folder(nearest(folder)));
+  return facts.in_memory ? refuse_memory(name, folder) : Status();
 }
 
 // "NAME=FOLDER[:BYTES]".
 Result<StateTier> read_tier(const std::string& text) {
-  const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) {
-    return error(Code::kUsage, "--tier %s: write NAME=FOLDER or NAME=FOLDER:BYTES", text.c_str());
-  }
-  StateTier tier;
-  tier.name = text.substr(0, equals);
-  tier.folder = text.substr(equals + 1);
-  if (const size_t colon = tier.folder.rfind(':'); colon != std::string::npos) {
-    const auto size = parse_size(tier.folder.substr(colon + 1), 0);
-    if (!size.ok()) return size.status().within("--tier " + tier.name);
-    tier.capacity = *size;
-    tier.folder.resize(colon);
-  }
+  HR_ASSIGN(const TierOption option, parse_tier_option(text, "FOLDER"));
+  const StateTier tier{option.name, option.folder, option.bytes};
   if (tier.name == "device" || tier.name == "file") {
     return error(Code::kUsage, "--tier %s: that name is taken; choose another", tier.name.c_str());
   }
