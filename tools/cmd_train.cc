@@ -106,9 +106,6 @@ class TrainRun {
     setup_.folder->keep();
     HR_ASSIGN(metrics_, Metrics::open(c.out, trainer_->done()));
     saved_ = trainer_->done();
-    for (const std::string& change : trainer_->changes()) {
-      notice("%s: samples may come again or be left out", change.c_str());
-    }
     figures_.tokens_a_step = c.batch * c.accumulation * c.sequence;
     return {};
   }

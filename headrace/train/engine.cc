@@ -105,10 +105,4 @@ std::vector<TierCounters> TrainEngine::counters() const {
   return out;
 }
 
-Bytes TrainEngine::overhead_bytes() const {
-  Bytes sum = Executor::codec_bytes(*prepared_);
-  for (size_t t = 1; t < tiers_.size(); ++t) sum += tiers_[t]->describe().memory_bytes;
-  return sum;
-}
-
 }  // namespace headrace

@@ -50,8 +50,6 @@ class TrainEngine {
   // Since the start, by TierId.
   std::vector<TierCounters> counters() const;
   const TierDescription& tier(size_t t) const { return tiers_[t]->describe(); }
-  // What tiers and codecs hold in this process beside the arena.
-  Bytes overhead_bytes() const;
 
  private:
   TrainEngine() = default;

@@ -59,7 +59,7 @@ class Profiler {
   Profiler(const Graph& graph, Arena& arena, int threads)
       : g_(graph), arena_(arena), pool_(threads) {
     rows_.tokens.resize(static_cast<size_t>(graph.max_rows));
-    // Spread over the vocabulary, as far as the smallest table tile goes.
+    // Spread over the vocabulary, which is as large as the output table.
     int64_t vocab = 1;
     for (const Op& op : graph.ops) {
       if (op.kernel == "hr.loss") {
@@ -125,23 +125,21 @@ class Profiler {
 
 }  // namespace
 
-Result<ProfileResult> measure_ops(Graph* graph, Bytes memory, int threads) {
+Status measure_ops(const std::vector<Graph*>& graphs, Bytes memory, int threads) {
   HR_ASSIGN(Arena arena, Arena::create(memory));
-  Profiler profiler(*graph, arena, threads);
-  ProfileResult out;
   std::map<std::string, Nanos> known;
-  for (Op& op : graph->ops) {
-    if (!is_train_op(op)) continue;
-    const auto [at, fresh] = known.try_emplace(signature(*graph, op), 0);
-    if (fresh) {
-      HR_ASSIGN(at->second, profiler.time(op));
-      ++(at->second < 0 ? out.left_out : out.measured);
+  for (Graph* graph : graphs) {
+    Profiler profiler(*graph, arena, threads);
+    for (Op& op : graph->ops) {
+      if (!is_train_op(op)) continue;
+      const auto [at, fresh] = known.try_emplace(signature(*graph, op), 0);
+      if (fresh) {
+        HR_ASSIGN(at->second, profiler.time(op));
+      }
+      if (at->second >= 0) op.attrs[Attr::kSeconds] = static_cast<double>(at->second) * 1e-9;
     }
-    if (at->second < 0) continue;
-    op.attrs[Attr::kSeconds] = static_cast<double>(at->second) * 1e-9;
-    out.total_ns += at->second;
   }
-  return out;
+  return {};
 }
 
 }  // namespace headrace

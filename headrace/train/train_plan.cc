@@ -13,6 +13,7 @@
 #include "headrace/session/session_plan.h"
 #include "headrace/tier/checksum_tier.h"
 #include "headrace/train/checkpoint.h"
+#include "headrace/train/profile.h"
 
 namespace headrace {
 namespace {
@@ -190,11 +191,9 @@ class Planner {
 
   Status measure() {
     if (!plan_.options.profile) return {};
-    for (const auto& step : steps_) {
-      HR_ASSIGN(plan_.profile, measure_ops(&step->workload.graph, room(),
-                                           plan_.options.threads));
-    }
-    return {};
+    std::vector<Graph*> graphs;
+    for (const auto& step : steps_) graphs.push_back(&step->workload.graph);
+    return measure_ops(graphs, room(), plan_.options.threads);
   }
 
   Status plan_all() {

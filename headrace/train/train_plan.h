@@ -11,7 +11,6 @@
 
 #include "headrace/base/ledger.h"
 #include "headrace/plan/step_plan.h"
-#include "headrace/train/profile.h"
 #include "headrace/train/step.h"
 #include "headrace/train/train_config.h"
 
@@ -41,7 +40,6 @@ struct TrainPlan {
   Machine machine;         // as it was planned for: the tiers of the Program
   std::shared_ptr<const TrainStep> step;
   StepPlan plan;
-  ProfileResult profile;
   std::string frozen_file; // where frozen parameters lie; empty: nothing is frozen
   Bytes arena_bytes = 0;
   Bytes full_arena_bytes = 0;  // with which nothing moves and nothing runs twice

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "headrace/base/split_mix.h"
 #include "headrace/base/system.h"
 #include "headrace/kernel/half.h"
 #include "headrace/train/replan.h"
@@ -30,13 +31,9 @@ Nanos cpu_ns() {
   return ns(usage.ru_utime) + ns(usage.ru_stime);
 }
 
-// The seed of one step's dropout and rounding: SplitMix64's finalizer (Steele, Lea and Flood, OOPSLA
-// 2014) of the run's seed and the step.
+// The seed of one step's dropout and rounding.
 uint64_t seed_of(uint64_t run, int64_t step) {
-  uint64_t x = run + static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
+  return mixed(run + static_cast<uint64_t>(step) * kSplitMixStep);
 }
 
 // Rounds `from` to the element type of `dtype` at `to`; f32, bf16 or f16.
@@ -51,24 +48,6 @@ void convert(std::span<const float> from, DType dtype, std::byte* to) {
   for (size_t i = 0; i < from.size(); ++i) {
     out[i] = f16 ? f32_to_f16(from[i]) : f32_to_bf16(from[i]);
   }
-}
-
-// What decides which samples a step sees, where it is another than `before`.
-std::vector<std::string> changes_between(const TrainConfig& before, const TrainConfig& now) {
-  std::vector<std::string> out;
-  const auto number = [&](const char* key, int64_t was, int64_t is) {
-    if (was == is) return;
-    out.push_back(text_of("\"%s\" is %lld, the run so far had %lld", key, static_cast<long long>(is),
-                          static_cast<long long>(was)));
-  };
-  number("seed", static_cast<int64_t>(before.seed), static_cast<int64_t>(now.seed));
-  number("sequence", before.sequence, now.sequence);
-  number("batch x accumulation", before.batch * before.accumulation,
-         now.batch * now.accumulation);
-  if (before.data.files != now.data.files || before.data.tokenizer != now.data.tokenizer) {
-    out.push_back("\"data\" is another than that of the run so far");
-  }
-  return out;
 }
 
 // The tensors that a checkpoint holds, in the order of the parameters: what a copy can be made from,
@@ -128,6 +107,23 @@ Status Trainer::start_engine() {
   return {};
 }
 
+// Hands the tile's first values, rounded to `dtype`, to `sink` in parts: byte of the tile, bytes.
+Status Trainer::stream_initial(
+    const Parameter& tile, DType dtype, const InitialValues& initial,
+    const std::function<Status(Bytes at, std::span<const std::byte> bytes)>& sink) {
+  std::vector<float> values(block_.size() / 2 / sizeof(float));
+  const int64_t n = tile.row_count * tile.cols;
+  const Bytes element = row_bytes(dtype, 1);
+  for (int64_t at = 0; at < n; at += static_cast<int64_t>(values.size())) {
+    const size_t count = std::min(values.size(), static_cast<size_t>(n - at));
+    const std::span<float> part(values.data(), count);
+    HR_TRY(initial(tile, at, part).within(tile.tensor));
+    convert(part, dtype, block_.data());
+    HR_TRY(sink(at * element, {block_.data(), count * static_cast<size_t>(element)}));
+  }
+  return {};
+}
+
 // One file, tile after tile at the places that the parameters name. A run that goes on keeps its own:
 // it appears under its name only when it is whole.
 Status Trainer::write_frozen(bool fresh, const InitialValues& initial,
@@ -139,22 +135,17 @@ Status Trainer::write_frozen(bool fresh, const InitialValues& initial,
   if (whole && !fresh) return {};
   HR_TRY(make_folders(plan_.options.config.out));
   HR_ASSIGN(AtomicFile file, AtomicFile::create(plan_.frozen_file));
-  std::vector<float> values(block_.size() / 2 / sizeof(float));
   for (const Parameter& p : parameters) {
     if (p.trainable) continue;
     HR_CHECK(file.file().written() <= p.frozen.offset, "frozen parameters in order");
     HR_TRY(file.file().pad_to(kPage));
     HR_CHECK(file.file().written() == p.frozen.offset, "frozen parameters on pages");
-    const int64_t n = p.row_count * p.cols;
-    const Bytes element = row_bytes(p.dtype, 1);
-    for (int64_t at = 0; at < n; at += static_cast<int64_t>(values.size())) {
-      const size_t count = std::min(values.size(), static_cast<size_t>(n - at));
-      const std::span<float> part(values.data(), count);
-      HR_TRY(initial(p, at, part).within(p.tensor));
-      convert(part, p.dtype, block_.data());
-      HR_TRY(file.file().append({block_.data(), count * static_cast<size_t>(element)}));
-      if (progress) progress(file.file().written(), size);
-    }
+    HR_TRY(stream_initial(p, p.dtype, initial,
+                          [&](Bytes, std::span<const std::byte> bytes) -> Status {
+                            HR_TRY(file.file().append(bytes));
+                            if (progress) progress(file.file().written(), size);
+                            return {};
+                          }));
   }
   HR_TRY(file.file().pad_to(kPage));
   return file.commit();
@@ -173,25 +164,18 @@ Status Trainer::write_copy(const Parameter& p, Bytes begin, std::span<const std:
 // Moments start at zero, which is what a fresh arena and a fresh file hold.
 Status Trainer::write_initial(const InitialValues& initial, const ByteProgress& progress) {
   const Graph& g = plan_.step->workload.graph;
-  std::vector<float> values(block_.size() / sizeof(float) / 2);
   Bytes done = 0, total = 0;
   for (const Parameter& p : plan_.step->parameters) {
     if (p.trainable) total += g.at(p.master.valid() ? p.master : p.param).bytes;
   }
   for (const Parameter& p : plan_.step->parameters) {
     if (!p.trainable) continue;
-    const int64_t n = p.row_count * p.cols;
     const Tensor& first = g.at(p.master.valid() ? p.master : p.param);
-    for (int64_t at = 0; at < n; at += static_cast<int64_t>(values.size())) {
-      const size_t count = std::min(values.size(), static_cast<size_t>(n - at));
-      const std::span<float> part(values.data(), count);
-      HR_TRY(initial(p, at, part).within(p.tensor));
-      const Bytes element = row_bytes(first.dtype, 1);
-      convert(part, first.dtype, block_.data());
-      const std::span<const std::byte> bytes(block_.data(), count * static_cast<size_t>(element));
-      HR_TRY(engine_->write(first.name, at * element, bytes));
-      HR_TRY(write_copy(p, at * element, bytes));
-    }
+    HR_TRY(stream_initial(p, first.dtype, initial,
+                          [&](Bytes at, std::span<const std::byte> bytes) -> Status {
+                            HR_TRY(engine_->write(first.name, at, bytes));
+                            return write_copy(p, at, bytes);
+                          }));
     done += first.bytes;
     if (progress) progress(done, total);
   }
@@ -246,9 +230,6 @@ Status Trainer::resume(const std::string& folder, const ByteProgress& progress) 
   };
   HR_TRY(read_checkpoint(folder, info, block_, write, progress));
   done_ = saved_ = info.step;
-  const TrainConfig& c = plan_.options.config;
-  const auto before = parse_train_config(info.config, c.folder);
-  if (before.ok()) changes_ = changes_between(*before, c);
   next_sample_ = info.next_sample;
   if (scales_loss() && info.good_steps >= 0) {
     rows_.loss_scale = info.loss_scale;

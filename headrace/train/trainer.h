@@ -75,10 +75,6 @@ class Trainer {
 
   // What the gradients of the next step are multiplied by; 1 but in f16.
   double loss_scale() const { return rows_.loss_scale; }
-  // What the config says otherwise than that of the checkpoint gone on from, a line each, where it
-  // changes which samples come next.
-  const std::vector<std::string>& changes() const { return changes_; }
-
   const TrainPlan& plan() const { return plan_; }
   TrainEngine& engine() { return *engine_; }
   // Of the last step or evaluation.
@@ -89,6 +85,9 @@ class Trainer {
   Status start_engine();
   Status save_to(const std::string& folder, int64_t keep, const ByteProgress& progress);
   std::string replan_folder() const;
+  Status stream_initial(
+      const Parameter& tile, DType dtype, const InitialValues& initial,
+      const std::function<Status(Bytes at, std::span<const std::byte> bytes)>& sink);
   Status write_frozen(bool fresh, const InitialValues& initial, const ByteProgress& progress);
   Status write_initial(const InitialValues& initial, const ByteProgress& progress);
   Status resume(const std::string& folder, const ByteProgress& progress);
@@ -108,7 +107,6 @@ class Trainer {
   std::vector<std::byte> block_;  // kCheckpointBlock bytes
   StepRows rows_;
   Trace trace_;
-  std::vector<std::string> changes_;
   int64_t done_ = 0;         // steps
   int64_t saved_ = 0;        // steps of the newest checkpoint; 0: none
   int64_t next_sample_ = 0;  // of the dataset
