@@ -6,6 +6,7 @@
 //   data           the tensors one after the other, each from a page's start
 #include "headrace/train/checkpoint.h"
 
+#define XXH_INLINE_ALL  // no library to map: what is mapped counts against small budgets
 #include <xxhash.h>
 
 #include <algorithm>

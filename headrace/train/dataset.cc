@@ -4,6 +4,7 @@
 //   tokens   little-endian, from byte 64 on
 #include "headrace/train/dataset.h"
 
+#define XXH_INLINE_ALL  // no library to map: what is mapped counts against small budgets
 #include <xxhash.h>
 
 #include <algorithm>
