@@ -16,6 +16,7 @@ constexpr std::array<const char*, kAttrCount> kAttrs = {
     "scale",    "mscale",          "eps",            "add_one",  "col_begin",
     "heads",    "kv_heads",        "head_dim",       "rope_half_split",
     "segment_tokens", "segments",  "window",         "softcap",  "act",
+    "segment_begin", "segment_count", "kv_format", "pool_blocks",
     "seconds",  "flops",           "traffic",        "recompute",
     "row_begin", "sequence",       "positions",      "weights",  "bias",      "inverse",
     "probability", "stream",       "grad",           "max_norm", "beta1",     "beta2",

@@ -8,7 +8,7 @@
 //            is ever planned.
 //   row      one token of one step. How many rows a step has is a run-time integer (StepRows);
 //            shapes give the most there can be, and no extent depends on the actual number.
-//   KV slot  (layer, sequence, segment): `segment_tokens` positions of K and V of one layer.
+//   KV slot  (layer, sequence, segment): `segment_tokens` positions of K and V of one layer, see kv.h.
 //
 // Promises
 //   1. SSA up to two stated exceptions: (a) a tensor may be written by several matmuls, each a
@@ -106,15 +106,27 @@ enum class OpKind : uint8_t {
   // = a . weight^T + bias + residual.  y may share the extent of residual.     attrs: col_begin
   kMatMul,
   // in: qkv [rows, (heads + 2 kv_heads) d], rope table [rows, d], q_norm? [1, d], k_norm? [1, d];
-  // out: q [rows, heads d], normalised and rotated; updates: every KV slot of the layer, to which
-  // each row's rotated k and its v are written (f16) at the row's sequence and position.
+  // out: q [rows, heads d], normalised and rotated; open? (f16 [open tiles * 128 * kv_heads, padded
+  // d], where kv_open_tiles() is not 0). updates: tails. Each row's rotated k and its v are written to
+  // the tail of its sequence, or to an open tile (kv.h).
   // attrs: heads, kv_heads, head_dim, eps, add_one, rope_half_split (0: pairs (2i, 2i+1);
-  //        1: pairs (i, i + d/2)), segment_tokens, segments (a sequence)
+  //        1: pairs (i, i + d/2)), kv_format
   kRopeKv,
-  // in: q [rows, heads d], KV slots of the layer, sequence-major; out: [rows, heads d]:
-  // causal softmax(scale q k^T, soft-capped when softcap > 0) v over positions
-  // (position - window, position], all of them when window is 0.
-  // attrs: heads, kv_heads, head_dim, scale, window, softcap, segment_tokens, segments
+  // Causal softmax(scale q k^T, soft-capped when softcap > 0) v over positions (position - window,
+  // position], all of them when window is 0; for the segments [segment_begin, segment_begin +
+  // segment_count) of each sequence. One op does all segments, or several do them in ascending order
+  // and hand on the softmax's state, f32 [rows, heads (padded d + 2)], which the first of them gives as
+  // its output.
+  // in: q [rows, heads d], open?;
+  // updates: tails, one a sequence (or one tensor of all); the slots of these segments,
+  // sequence-major; state? (all parts but the first). Tiles that the step seals are put into slots
+  // first; the last part leaves each sequence's new tail.
+  // out: the last part: [rows, heads d]; the first part of several: state; others: none.
+  // With pool_blocks > 0 there is one slot tensor, a pool of so many blocks of segment_tokens, and
+  // StepRows::blocks says which block is which segment.
+  // With fewer segments than positions need (window > 0), segment s is slot s modulo segments.
+  // attrs: heads, kv_heads, head_dim, scale, window, softcap, segment_tokens, segments (a sequence),
+  //        segment_begin, segment_count, kv_format, pool_blocks
   kAttention,
   // in: gate_up [rows, 2n]; out: [rows, n] = act(gate) * up.    attrs: act (0 silu, 1 gelu_tanh)
   kGatedAct,
@@ -140,12 +152,13 @@ const char* name_of(OpKind kind);
 enum class Attr : uint8_t {
   kScale, kMscale, kEps, kAddOne, kColBegin, kHeads, kKvHeads, kHeadDim, kRopeHalfSplit,
   kSegmentTokens, kSegments, kWindow, kSoftcap, kAct,
+  kSegmentBegin, kSegmentCount, kKvFormat, kPoolBlocks,
   kSeconds, kFlops, kTraffic, kRecompute,
   // Of training ops (train_ops.h).
   kRowBegin, kSequence, kPositions, kWeights, kBias, kInverse, kProbability, kStream, kGrad,
   kMaxNorm, kBeta1, kBeta2, kWeightDecay, kMomentum, kGroup,
 };
-constexpr int kAttrCount = 33;
+constexpr int kAttrCount = 37;
 const char* name_of(Attr attr);
 
 struct Op {
@@ -186,13 +199,15 @@ struct Graph {
 };
 
 // The run-time integers of one step: for each row its token, sequence and position. Ragged by
-// construction: rows of several sequences may follow one another in any order, but the rows of
-// one sequence have ascending, consecutive positions.
+// construction: the rows of several sequences may follow one another in any order, those of one are
+// adjacent and have ascending, consecutive positions.
 struct StepRows {
   std::vector<int32_t> tokens;
   std::vector<int32_t> sequences;
   std::vector<int32_t> positions;
   std::vector<int32_t> output_rows;  // indices of rows whose logits are wanted
+  // Of a step whose KV is in pools: the block of each (sequence, segment), -1 where there is none.
+  std::vector<int32_t> blocks;
   // Of a training step (train_ops.h); `sequences`, `positions` and `output_rows` are empty then.
   std::vector<int32_t> targets;      // by row: the token to be predicted, -1: none
   int64_t step = 0;                  // optimizer steps, from 1

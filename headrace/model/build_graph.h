@@ -7,7 +7,8 @@
 //
 // Promises
 //   1. The Graph passes verify(). Its output is one kOutput tensor "logits"
-//      [max_output_rows, vocab], its KV slots are named "kv.LAYER.SEQUENCE.SEGMENT".
+//      [max_output_rows, vocab], its KV slots are named "kv.LAYER.SEQUENCE.SEGMENT", its tails
+//      "kv.tail.LAYER.SEQUENCE"; of pools "kv.pool.LAYER" and "kv.tails.LAYER".
 //   2. Every weight of the file is used, or the build is refused with the weight's name:
 //   a
 //      model that has more than its family computes is not run as if it had not.
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "headrace/ir/graph.h"
+#include "headrace/ir/kv.h"
 #include "headrace/model/model_config.h"
 
 namespace headrace {
@@ -28,6 +30,15 @@ struct GraphOptions {
   int64_t context = 0;          // positions a sequence
   int64_t sequences = 1;
   int64_t segment_tokens = 256;  // positions a KV slot; a multiple of 64
+  KvFormat kv_format = KvFormat::kF16;
+  // One attention op for each segment instead of one for all, so that slots can pass through a ring.
+  // Layers with a window have one op in either case.
+  bool split_attention = false;
+  // Positions that the slots of layers with a window have room for, used over and over; at least
+  // window + max_rows + 128. 0: the whole context.
+  int64_t window_positions = 0;
+  // Blocks of a pool for each layer, in place of slots (see kAttention); 0: slots.
+  int64_t pool_blocks = 0;
   Bytes tile_bytes = 1 * kMiB;   // about the size of a tile; smaller matrices stay whole
   // Read only the step's rows of the token-embedding table (one kGathered tensor
   // "token_embd.rows"); otherwise its tiles are inputs of the embed op, the same tensors

@@ -38,6 +38,10 @@ struct PlanRequest {
   const Machine* machine = nullptr;    // borrowed
   Bytes arena_bytes = 0;
   CostQuery cost;                      // rows and positions that times are predicted for
+  // Where KV slots of split attention ops have a copy, so that they need not stay on the device; invalid:
+  // all KV stays there. Slots are then kept after the weights, older segments first: what is not
+  // kept is what the sequence reaches last, and moves nothing before that.
+  TierId kv_tier;
 };
 
 Result<Program> plan_cyclic(const PlanRequest& request);

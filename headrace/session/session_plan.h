@@ -28,6 +28,10 @@ struct SessionOptions {
   int64_t chunk = 0;          // rows of a prefill step; 0: chosen
   bool greedy = false;        // no sampling: its memory is not reserved
   bool all_logits = false;    // logits of every prefill row (perplexity, tests)
+  KvFormat kv_format = KvFormat::kF16;
+  // Folder on a disk where KV that does not stay in memory is kept while the session runs; empty:
+  // KV stays in memory.
+  std::string kv_folder;
   Machine machine = Machine::defaults(1);
 };
 
