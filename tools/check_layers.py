@@ -9,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-ORDER = ["base", "ir", "cost", "tier", "kernel", "model", "sim", "plan", "run", "report",
-         "session", "train", "tools"]
+ORDER = ["base", "ir", "cost", "tier", "kernel", "model", "sim", "plan", "run", "kv",
+         "report", "session", "train", "tools"]
 # Stricter than the order: what a folder must not see although it lies to its left.
 FORBIDDEN = {
     "sim": {"tier", "kernel", "model"},
