@@ -9,14 +9,15 @@ namespace {
 
 constexpr std::array<const char*, kKvFormatCount> kNames = {"f16", "bf16", "q8", "q4"};
 
-// Of K or of V of one kv head in one tile.
+// Of K or of V of one kv head in one tile: 64 rows, so a multiple of kLine. What is where in it:
+// kernel/kv_codec.h.
 Bytes part_bytes(KvFormat format, int64_t head_dim) {
-  const int64_t groups = (head_dim + 31) / 32;
+  const int64_t padded = round_up(head_dim, 16), groups = (head_dim + 31) / 32;
   switch (format) {
     case KvFormat::kF16:
-    case KvFormat::kBF16: return kKvTile * round_up(head_dim, 16) * 2;
-    case KvFormat::kQ8: return kKvTile * groups * (32 + 2);
-    case KvFormat::kQ4: return kKvTile * groups * (16 + 4);
+    case KvFormat::kBF16: return kKvTile * padded * 2;
+    case KvFormat::kQ8: return kKvTile * (padded + groups * 2);
+    case KvFormat::kQ4: return kKvTile * (padded / 2 + groups * 4);
   }
   return 0;
 }

@@ -1,0 +1,45 @@
+// The forms of the KV codec, one table an instruction set; see kv_codec.h for what they do.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "headrace/ir/kv.h"
+
+namespace headrace {
+
+constexpr int64_t kKvGroup = 32;       // elements that share a scale
+constexpr int64_t kKvMaxHeadDim = 512;  // a row is kept on the stack
+constexpr uint16_t kHalfNan = 0x7e00;
+constexpr float kHalfMost = 65504.0f;
+// Added and taken away again, it rounds |x| < 2^22 to an integer, half to even.
+constexpr float kRoundToInteger = 0x1.8p23f;
+
+// Where the planes of a part of q8 or q4 are.
+struct KvPlanes {
+  KvPlanes(KvFormat format, int64_t head_dim)
+      : padded(round_up(head_dim, 16)),
+        groups((head_dim + kKvGroup - 1) / kKvGroup),
+        row_bytes(format == KvFormat::kQ4 ? padded / 2 : padded),
+        scales(kKvTile * row_bytes),
+        least(scales + kKvTile * groups * 2) {}
+
+  int64_t padded, groups;
+  Bytes row_bytes;      // of q
+  Bytes scales, least;  // offsets of f16 [64][groups]
+};
+
+// The rows that hadamard_rotate makes of blocks of `n` elements are multiplied by this.
+inline int64_t hadamard_size(int64_t head_dim) { return head_dim & -head_dim; }
+float hadamard_factor(int64_t size);
+
+struct KvCodecFns {
+  void (*encode)(KvFormat format, const uint16_t* rows16, int64_t head_dim, std::byte* out);
+  void (*decode)(KvFormat format, const std::byte* part, int64_t head_dim, int64_t lo, int64_t hi,
+                 float* out);
+  void (*rotate)(float* row, int64_t head_dim);
+};
+const KvCodecFns& reference_kv_codec();
+
+}  // namespace headrace
