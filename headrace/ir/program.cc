@@ -12,7 +12,7 @@ constexpr std::array<const char*, kInstrKindCount> kKinds = {
     "compute", "load", "store", "gather", "detach", "encode", "decode"};
 
 bool persistent(const Program& p, const Residency& r) {
-  if (!r.tensor.valid()) return false;
+  if (!r.tensor.valid() || r.tier != kDevice) return false;
   const Role role = p.graph->at(r.tensor).role;
   return role == Role::kWeight || role == Role::kState;
 }
