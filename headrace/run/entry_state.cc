@@ -65,15 +65,24 @@ Status transfer(Tier& tier, const TierExtent& extent, std::span<std::byte> memor
   return tier.wait(ticket);
 }
 
-// Bytes [begin, begin + from.size()) of the copy `r`.
-Status store_copy(ExecutorState& state, const Residency& r, Bytes begin,
+// Bytes [begin, begin + from.size()) of the copy `r`, which has `own_bytes` of its tensor.
+Status store_copy(ExecutorState& state, const Residency& r, Bytes own_bytes, Bytes begin,
                   std::span<const std::byte> from) {
   const Part part = part_of(state, r, begin, static_cast<Bytes>(from.size()));
   HR_ASSIGN(const Buffer buffer, buffer_of(part.extent.bytes));
   const std::span<std::byte> memory(buffer.get(), static_cast<size_t>(part.extent.bytes));
   Tier& tier = *state.tiers[r.tier.index()];
-  const bool whole = part.skew == 0 && from.size() == memory.size();
-  if (!whole) HR_TRY(transfer(tier, part.extent, memory, false));  // what lies around stays
+  // What lies around in the first and the last unit stays; past the tensor's end there is nothing.
+  const Bytes unit = tier.describe().alignment, end = begin + static_cast<Bytes>(from.size());
+  const Bytes moved_end = begin - static_cast<Bytes>(part.skew) + part.extent.bytes;
+  const bool keeps_last = moved_end > end && (end < own_bytes || moved_end > r.bytes);
+  const auto keep = [&](Bytes at) {
+    const TierExtent far{part.extent.object, part.extent.offset + at, unit};
+    return transfer(tier, far,
+                    memory.subspan(static_cast<size_t>(at), static_cast<size_t>(unit)), false);
+  };
+  if (part.skew > 0) HR_TRY(keep(0));
+  if (keeps_last) HR_TRY(keep(part.extent.bytes - unit));
   std::memcpy(memory.data() + part.skew, from.data(), from.size());
   return transfer(tier, part.extent, memory, true);
 }
@@ -103,6 +112,18 @@ Status check_part(const Tensor& t, Bytes begin, size_t bytes) {
                static_cast<long long>(t.bytes), bytes, static_cast<long long>(begin));
 }
 
+// Ok when state is where the Program has it at entry, or is nowhere yet.
+Status check_places(const ExecutorState& s, const PreparedProgram& p, const Tensor& t,
+                    bool ran_last) {
+  for (const StatePlace& place : p.state_entry) {
+    if (ran_last || s.names.name_of(place.held) != t.name || s.agrees(place)) continue;
+    return error(Code::kUsage, "state '%s' is not where program '%s' has it in tier '%s' at entry",
+                 t.name.c_str(), p.program.name.c_str(),
+                 p.program.tiers[place.tier.index()].name.c_str());
+  }
+  return {};
+}
+
 Status load_weight(ExecutorState& state, const Program& p, const Residency& r) {
   const Tensor& t = p.graph->at(r.tensor);
   if (r.codec != Codec::kNone) return encoded(p, r);
@@ -116,7 +137,7 @@ Status load_weight(ExecutorState& state, const Program& p, const Residency& r) {
   HR_ASSIGN(const Buffer buffer, buffer_of(bytes));
   HR_ASSIGN(const Ticket ticket, files.load(from, {buffer.get(), static_cast<size_t>(bytes)}));
   HR_TRY(files.wait(ticket));
-  return store_copy(state, r, 0, {buffer.get(), static_cast<size_t>(bytes)});
+  return store_copy(state, r, bytes, 0, {buffer.get(), static_cast<size_t>(bytes)});
 }
 
 }  // namespace
@@ -140,6 +161,7 @@ Status Executor::load_entry_state(const Prepared& prepared) {
     s.held[static_cast<size_t>(e.held)] = {true, e.offset};
   }
   s.current = nullptr;
+  s.state_of = nullptr;
   return {};
 }
 
@@ -150,9 +172,12 @@ Status Executor::write_state(const Prepared& prepared, std::string_view name,
   HR_ASSIGN(const TensorId id, state_called(p, name));
   const Tensor& t = p.graph->at(id);
   HR_TRY(check_part(t, begin, bytes.size()));
+  const bool ran_last = s.state_of == prepared.body && s.state_at_exit;
+  HR_TRY(check_places(s, *prepared.body, t, ran_last));
   HR_TRY(s.settle());
+  if (s.state_of == nullptr) s.set_state(prepared.body, false);
   for (const Residency& r : p.residencies) {
-    if (r.tensor != id || r.begin != kEntry) continue;
+    if (r.tensor != id || !(ran_last ? r.end == p.exit() : r.begin == kEntry)) continue;
     if (r.codec != Codec::kNone) return encoded(p, r);
     const Overlap part = overlap_of(t, r, begin, static_cast<Bytes>(bytes.size()));
     if (part.empty()) continue;
@@ -163,7 +188,7 @@ Status Executor::write_state(const Prepared& prepared, std::string_view name,
       std::memcpy(s.arena.at(r.offset + inside, part.end - part.first).data(), from.data(),
                   from.size());
     } else {
-      HR_TRY(store_copy(s, r, inside, from).within("state '" + t.name + "'"));
+      HR_TRY(store_copy(s, r, own_bytes(t, r), inside, from).within("state '" + t.name + "'"));
     }
   }
   return {};

@@ -94,14 +94,15 @@ class Run {
       case InstrKind::kGather: break;
     }
     HR_ASSIGN(const Bytes bytes, state_.transfers.issue(static_cast<int32_t>(s)));
-    count(i.kind, bytes);
+    count(i.kind, bytes, p_.transfers[static_cast<size_t>(at)].kv);
     return {};
   }
 
-  void count(InstrKind kind, Bytes bytes) {
+  void count(InstrKind kind, Bytes bytes, bool kv) {
     const bool load = kind == InstrKind::kLoad, store = kind == InstrKind::kStore;
     Executor::Moved& m = state_.moved;
     (load ? m.loaded : store ? m.stored : m.gathered) += bytes;
+    if (kv) (load ? m.kv_loaded : m.kv_stored) += bytes;
     if (trace_ == nullptr) return;
     (load    ? trace_->loaded_bytes
      : store ? trace_->stored_bytes
@@ -142,7 +143,10 @@ class Run {
     for (int32_t w : waits) {
       if (state_.transfers.ended(w)) continue;
       waited_ = true;
+      const bool kv = p_.transfer(w).kv;
+      const Nanos from = kv ? clock_.now() : 0;
       HR_TRY(state_.transfers.finish(w));
+      if (kv) state_.moved.kv_wait_ns += clock_.now() - from;
     }
     if (!waited_) return begin;
     waited_ = false;
@@ -208,6 +212,9 @@ Status enter(ExecutorState& state, const std::shared_ptr<PreparedProgram>& p) {
     const Held& h = state.held[static_cast<size_t>(e.held)];
     HR_CHECK(h.here && h.offset == e.offset, "a program is entered from another state");
   }
+  for (const StatePlace& place : p->state_entry) {
+    HR_CHECK(state.agrees(place), "a program is entered from another state");
+  }
   HR_TRY(leave_for(state, *p));
   for (const PreparedProgram::Constant& c : p->constants) {
     std::memcpy(c.to, c.values->data(), c.values->size() * sizeof(float));
@@ -219,6 +226,7 @@ Status enter(ExecutorState& state, const std::shared_ptr<PreparedProgram>& p) {
   for (const PreparedProgram::Place& e : p->exit) {
     state.held[static_cast<size_t>(e.held)] = {true, e.offset};
   }
+  state.set_state(p, true);
   return {};
 }
 
@@ -235,6 +243,7 @@ Result<PreparedPtr> Executor::prepare(Program program) {
   HR_ASSIGN(PreparedPtr prepared,
             prepare_program(std::move(program), {s.arena, s.tiers, s.options, s.names}));
   s.held.resize(s.names.size());
+  s.seen.resize(s.names.size());
   s.transfers.reserve(*prepared->body);
   s.carried.reserve(2 * (s.held.size() + prepared->body->transfers.size()));
   return prepared;

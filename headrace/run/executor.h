@@ -11,10 +11,11 @@
 // Promises
 //   1. No allocation and no system call in run() beyond transfers, futexes and the clock, but for
 //      the first time a Program writes a Trace larger than any before.
-//   2. A Program may be entered only from the state that it was planned from: every weight of its
-//      entry state is held at its offset (checked). Transfers in flight to anything else are
-//      waited for first. Copies and state stay where the Program before left them: Programs that
-//      share any must agree on their places.
+//   2. A Program may be entered only from the state that it was planned from (checked): every
+//      weight of its entry state is held at its offset; state that an earlier Program had, or that
+//      was written, lies in every place, on the device and as copies, where this one has it at entry.
+//      State that nobody has had yet begins as whatever bytes are there. Transfers in flight to
+//      anything else are waited for first.
 //   3. A transfer that fails is returned as its Status (object, offset, errno) with step, tensor
 //      and tier; every transfer in flight is waited for, and every later run returns that error.
 //   4. Same inputs, same outputs, bit for bit, whatever the timing of transfers.
@@ -25,6 +26,8 @@
 //   6. When run() of a Program that is not cyclic returns, all its Stores have ended; Loads of
 //      weights may go on into the next Program. Those of a cyclic one may go on into the next
 //      cycle. What its outputs are loaded from has arrived in either case.
+//   7. Of a KV slot that has a copy, a Load or Store moves what this step needs (kv_part in
+//      ir/kv.h), looked up when it is issued. One that moves nothing ends when it is its turn.
 // Not thread-safe.
 #pragma once
 
@@ -103,8 +106,10 @@ class Executor {
   // files: for the first run of a Program that no other leads to. Waits for all transfers.
   Status load_entry_state(const Prepared& prepared);
   // Writes bytes [begin, begin + bytes.size()) of a state tensor to every place where the Program has
-  // it at entry. kUsage when there is no such state tensor, or it has no such bytes; kUnsupported
-  // when it is encoded there.
+  // it at entry, or at exit when it is the Program that ran last: what it will find. Copies are
+  // written as they are, without reading, but for the units of a tier that the part has only partly.
+  // kUsage when there is no such state tensor, or it has no such bytes, or the Program last run has
+  // left it in other places; kUnsupported when it is encoded there.
   Status write_state(const Prepared& prepared, std::string_view name,
                      std::span<const std::byte> bytes, Bytes begin = 0);
   // Reads such a part of a state tensor from where the Program has left it. Errors as write_state;
@@ -125,6 +130,10 @@ class Executor {
     Bytes gathered = 0;
     Bytes stored = 0;
     Nanos load_wait_ns = 0;  // time that compute stood still for transfers
+    // KV slots: their share of the three above.
+    Bytes kv_loaded = 0;
+    Bytes kv_stored = 0;
+    Nanos kv_wait_ns = 0;
   };
   const Moved& moved() const;
 

@@ -22,6 +22,11 @@ struct ExecutorState {
   HeldNames names;
   std::vector<Held> held;
   std::vector<Carried> carried;
+  // Where state is: where this Program has it, at exit or (written, not entered yet) at entry. Null:
+  // nobody has had any.
+  std::shared_ptr<PreparedProgram> state_of;
+  bool state_at_exit = false;
+  std::vector<uint8_t> seen;  // by HeldId: state that some Program has had
   Transfers transfers;
   std::shared_ptr<PreparedProgram> current;  // the Program entered last; null: none
   Executor::Moved moved;
@@ -30,6 +35,19 @@ struct ExecutorState {
 
   ExecutorState(Arena& a, std::vector<Tier*> t, ThreadPool& p, ExecutorOptions o)
       : arena(a), tiers(std::move(t)), pool(p), options(std::move(o)), transfers(tiers, options) {}
+
+  // True unless `place` holds bytes of a tensor that are not there.
+  bool agrees(const StatePlace& place) const {
+    if (state_of == nullptr || seen[static_cast<size_t>(place.held)] == 0) return true;
+    return covers(state_at_exit ? state_of->state_exit : state_of->state_entry, place);
+  }
+  void set_state(const std::shared_ptr<PreparedProgram>& p, bool at_exit) {
+    state_of = p;
+    state_at_exit = at_exit;
+    for (const auto* list : {&p->state_entry, &p->state_exit}) {
+      for (const StatePlace& place : *list) seen[static_cast<size_t>(place.held)] = 1;
+    }
+  }
 
   // Blocks until what a Program before this one began to load of `held` is here.
   Status arrive(HeldId id) {

@@ -34,6 +34,7 @@ class Preparer {
     }
     add_stream_waits(out_);
     list_ends();
+    list_state();
     if (context_.options.poison_freed) list_freed();
     return make_scratch();
   }
@@ -175,6 +176,9 @@ class Preparer {
       t.far = {tensor.source.file, load_extent(tensor.source).offset + i.range.begin, bytes};
     }
     t.near = memory(near.offset, bytes);
+    t.kv = copy.found() && tensor.slot.layer >= 0 && tensor.dtype == DType::kI8 &&
+           i.codec == Codec::kNone;
+    t.kv_begin = i.range.begin;
     if (i.kind == InstrKind::kLoad && tensor.role == Role::kWeight && i.codec == Codec::kNone) {
       t.held = context_.names.id_of(tensor.name);
     }
@@ -203,6 +207,25 @@ class Preparer {
     t.waits = waits_of(i);
     out_.index.push_back(static_cast<int32_t>(out_.transfers.size()));
     out_.transfers.push_back(std::move(t));
+  }
+
+  void list_state() {
+    for (const Residency& r : p_.residencies) {
+      if (!r.tensor.valid() || g_.at(r.tensor).role != Role::kState) continue;
+      const Tensor& t = g_.at(r.tensor);
+      const StatePlace place{context_.names.id_of(t.name),
+                             r.tier,
+                             r.codec,
+                             r.range.begin,
+                             r.range.begin + range_bytes(t, r.range, r.codec),
+                             r.offset - r.range.begin};
+      if (r.begin == kEntry) out_.state_entry.push_back(place);
+      if (r.end == p_.exit()) out_.state_exit.push_back(place);
+    }
+    for (auto* list : {&out_.state_entry, &out_.state_exit}) {
+      std::sort(list->begin(), list->end(),
+                [](const StatePlace& a, const StatePlace& b) { return a.key() < b.key(); });
+    }
   }
 
   void list_ends() {
@@ -271,6 +294,18 @@ class Preparer {
 };
 
 }  // namespace
+
+bool covers(const std::vector<StatePlace>& places, const StatePlace& place) {
+  const auto of = [](const StatePlace& p) { return std::tuple(p.held, p.tier.value, p.codec); };
+  auto at = std::lower_bound(
+      places.begin(), places.end(), place,
+      [&](const StatePlace& a, const StatePlace& b) { return of(a) < of(b); });
+  Bytes begin = place.begin;
+  for (; at != places.end() && of(*at) == of(place) && at->begin <= begin; ++at) {
+    if (at->distance == place.distance) begin = std::max(begin, at->end);
+  }
+  return begin >= place.end;
+}
 
 void PreparedDeleter::operator()(Prepared* p) const { delete p; }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -42,8 +43,31 @@ struct TransferStep {
   TierExtent far;             // in the tier; not of a gather
   std::span<std::byte> near;  // in the arena; of a gather all rows
   HeldId held = -1;           // of a Load of a weight
+  // A KV slot and its copy: what moves depends on the rows of the step, see moved_part().
+  bool kv = false;
+  Bytes kv_begin = 0;         // the byte of the slot that `near` and `far` begin with
   std::vector<int32_t> waits;
 };
+
+// Bytes [begin, end) of `near` and of `far`.
+struct MovedPart {
+  Bytes begin = 0, end = 0;
+  Bytes bytes() const { return end - begin; }
+};
+// What a Load or Store moves in a step with these rows; nothing: it has ended once it is its turn.
+MovedPart moved_part(const TransferStep& transfer, const StepRows& rows);
+
+// Bytes [begin, end) of a state tensor in one form and tier: byte b is at b + distance.
+struct StatePlace {
+  HeldId held = -1;
+  TierId tier;
+  Codec codec = Codec::kNone;
+  Bytes begin = 0, end = 0;
+  Bytes distance = 0;
+  auto key() const { return std::tuple(held, tier.value, codec, begin, end, distance); }
+};
+// True when all bytes of `place` are at its place by `places`, which are sorted by key().
+bool covers(const std::vector<StatePlace>& places, const StatePlace& place);
 
 struct PreparedProgram {
   Program program;
@@ -57,6 +81,8 @@ struct PreparedProgram {
     Bytes offset = 0;
   };
   std::vector<Place> entry, exit;  // weights on the device then
+  // State then, on the device and as copies; sorted.
+  std::vector<StatePlace> state_entry, state_exit;
   std::vector<int32_t> output_loads;  // by step: of what outputs are at exit; no op may wait for them
   struct Constant {
     const std::vector<float>* values = nullptr;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "headrace/ir/kv.h"
+
 namespace headrace {
 namespace {
 
@@ -18,6 +20,15 @@ constexpr int kMostLooks = 12'500;
 constexpr int kMostEagerLooks = 4'000'000;
 
 }  // namespace
+
+MovedPart moved_part(const TransferStep& t, const StepRows& rows) {
+  const MovedPart all{0, t.far.bytes};
+  if (!t.kv) return all;
+  const KvPart part = kv_part(*t.tensor, t.kind == InstrKind::kStore, rows);
+  const Bytes begin = std::max(all.begin, part.begin - t.kv_begin);
+  const Bytes end = std::min(all.end, part.end - t.kv_begin);
+  return begin < end ? MovedPart{begin, end} : MovedPart();
+}
 
 void Transfers::reserve(const PreparedProgram& p) {
   size_t gathers = 0;
@@ -53,9 +64,9 @@ Result<Bytes> Transfers::issue(int32_t step) {
   if (s.queued < 0) s.queued = step;
   ++queued_;
   const TransferStep& t = p_->transfer(step);
-  Bytes bytes = t.far.bytes;
+  f.part = t.kind == InstrKind::kGather ? MovedPart() : moved_part(t, *step_rows_);
+  Bytes bytes = f.part.bytes();
   if (t.kind == InstrKind::kGather) {
-    bytes = 0;
     const Bytes width = row_bytes(t.tensor->dtype, t.tensor->cols);
     for (int32_t token : step_rows_->tokens) {
       bytes += load_extent({0, t.tensor->source.offset + token * width, width}).bytes;
@@ -81,6 +92,7 @@ Status Transfers::start_ready(Stream& s) {
     ++flying_;
     flight(step).state = kFlying;
     HR_TRY(start(step));
+    if (s.head == step && moves_nothing(step)) HR_TRY(end(step));
   }
   return {};
 }
@@ -94,8 +106,11 @@ Status Transfers::start(int32_t step) {
     r.begin_ns = r.end_ns = clock_.now() - start_;
   }
   if (t.kind == InstrKind::kGather) return named(start_rows(step, t), step);
+  if (moves_nothing(step)) return {};
+  const TierExtent far{t.far.object, t.far.offset + f.part.begin, f.part.bytes()};
+  const std::span<std::byte> near = near_of(step);
   Result<Ticket> ticket =
-      t.kind == InstrKind::kStore ? t.tier->store(t.near, t.far) : t.tier->load(t.far, t.near);
+      t.kind == InstrKind::kStore ? t.tier->store(near, far) : t.tier->load(far, near);
   if (!ticket.ok()) return named(ticket.status(), step);
   f.ticket = *ticket;
   return {};
@@ -117,6 +132,14 @@ Status Transfers::start_rows(int32_t step, const TransferStep& t) {
     rows_.push_back({step, ticket});
   }
   return {};
+}
+
+// The bytes of the device that a transfer moves; of a gather those that it may.
+std::span<std::byte> Transfers::near_of(int32_t step) const {
+  const TransferStep& t = p_->transfer(step);
+  if (t.kind == InstrKind::kGather) return t.near;
+  const MovedPart& part = flights_[static_cast<size_t>(step)].part;
+  return t.near.subspan(static_cast<size_t>(part.begin), static_cast<size_t>(part.bytes()));
 }
 
 bool Transfers::done(int32_t step) {
@@ -268,7 +291,8 @@ void Transfers::drain() {
 bool Transfers::uses(std::span<const std::byte> bytes) const {
   for (const Stream& s : streams_) {
     for (int32_t step = s.head; step >= 0; step = flights_[static_cast<size_t>(step)].after) {
-      const auto& near = p_->transfer(step).near;
+      const std::span<const std::byte> near = near_of(step);
+      if (near.empty()) continue;
       if (near.data() < bytes.data() + bytes.size() && bytes.data() < near.data() + near.size()) {
         return true;
       }

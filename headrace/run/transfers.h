@@ -34,7 +34,7 @@ class Transfers {
   void end_run() { trace_ = nullptr; }
 
   // Starts the transfer of `step`, or queues it while others must end first. Returns the bytes that
-  // it moves. Waits when the step's execution in the previous cycle has not ended.
+  // it moves. What that is of a KV slot depends on the rows of this run. Waits when the step's execution in the previous cycle has not ended.
   Result<Bytes> issue(int32_t step);
   bool ended(int32_t step) const { return flights_[static_cast<size_t>(step)].state == kIdle; }
   // Blocks until `step` has ended.
@@ -62,6 +62,7 @@ class Transfers {
     State state = kIdle;
     int32_t before = -1, after = -1;  // on its stream
     Ticket ticket;
+    MovedPart part;    // of a Load or Store
     uint64_t run = 0;  // in which it was issued
     uint64_t serial = 0;  // of the issue
   };
@@ -81,12 +82,24 @@ class Transfers {
   }
   // Waits mean what was issued before: not the execution of `w` in the cycle after.
   bool blocks(int32_t w, int32_t step) const {
-    return !ended(w) && flights_[static_cast<size_t>(w)].serial <
-                            flights_[static_cast<size_t>(step)].serial;
+    const Flight& f = flights_[static_cast<size_t>(w)];
+    if (f.state == kIdle || f.serial >= flights_[static_cast<size_t>(step)].serial) return false;
+    return !(f.state == kFlying && moves_nothing(w) && same_stream(w, step));
+  }
+  // Of one that has started: all it waited for has ended. What flies before it on its stream shares
+  // no byte with a later one of that stream but by waits of that one (add_stream_waits); so a later
+  // one need not be held back until those have ended, and the queue of the link stays deep.
+  bool moves_nothing(int32_t step) const {
+    return p_->transfer(step).kind != InstrKind::kGather &&
+           flights_[static_cast<size_t>(step)].part.bytes() == 0;
+  }
+  bool same_stream(int32_t a, int32_t b) const {
+    return p_->transfer(a).stream == p_->transfer(b).stream;
   }
   Status start_ready(Stream& stream);
   Status start(int32_t step);
   Status start_rows(int32_t step, const TransferStep& t);
+  std::span<std::byte> near_of(int32_t step) const;
   bool done(int32_t step);
   Status end(int32_t step);
   Status end_rows(int32_t step, Tier& tier);
