@@ -19,10 +19,10 @@
 #include <cstdint>
 
 #include "headrace/base/types.h"
+#include "headrace/ir/kv.h"
 
 namespace headrace {
 
-constexpr int64_t kKvTile = 64;       // positions
 constexpr int64_t kKvLanes = 16;      // elements that a row of K or V is padded to
 constexpr int64_t kMaxHeadDim = 512;  // elements; kernels keep a head on the stack
 
