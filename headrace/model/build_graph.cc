@@ -1,9 +1,11 @@
 #include "headrace/model/build_graph.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "headrace/kernel/kernel.h"
 #include "headrace/kernel/kv_layout.h"
+#include "headrace/model/graph_kv.h"
 #include "headrace/model/graph_weights.h"
 
 namespace headrace {
@@ -31,6 +33,7 @@ class Builder {
         c_(config),
         o_(options),
         weights_(model, &g_, options.tile_bytes),
+        kv_(config, options, &g_),
         rows_(options.max_rows) {}
 
   Result<Graph> build() {
@@ -96,9 +99,9 @@ class Builder {
 
   Result<TensorId> qkv(TensorId x);
   Result<TensorId> qkv_bias(const std::vector<Product>& products, int64_t cols);
-  Result<TensorId> rope_kv(TensorId qkv);
+  Result<TensorId> rope_kv(TensorId qkv, const GraphKv::Layer& kv);
+  void attention(TensorId q, const GraphKv::Layer& kv, TensorId out);
   void attention_attrs(Op* op);
-  std::vector<TensorId> kv_slots();
   Result<TensorId> normalise(TensorId x, const std::string& weight,
                              const std::string& name, DType type, TensorId residual);
   Result<Value> normalise_for(TensorId x, const std::string& weight,
@@ -115,6 +118,7 @@ class Builder {
   const GraphOptions& o_;
   Graph g_;
   GraphWeights weights_;
+  GraphKv kv_;
   int64_t rows_;  // rows of new activations: max_rows, and max_output_rows after the
                   // selection
   int64_t layer_ = 0;
@@ -257,39 +261,15 @@ Result<TensorId> Builder::qkv(TensorId x) {
   return out;
 }
 
-std::vector<TensorId> Builder::kv_slots() {
-  const int64_t segments = (o_.context + o_.segment_tokens - 1) / o_.segment_tokens;
-  const Bytes bytes = kv_slot_bytes(c_.kv_heads, c_.head_dim, o_.segment_tokens);
-  std::vector<TensorId> out;
-  for (int64_t sequence = 0; sequence < o_.sequences; ++sequence) {
-    for (int64_t segment = 0; segment < segments; ++segment) {
-      Tensor t;
-      t.name = text_of("kv.%lld.%lld.%lld", static_cast<long long>(layer_),
-                       static_cast<long long>(sequence), static_cast<long long>(segment));
-      t.dtype = DType::kF16;
-      t.role = Role::kState;
-      t.rows = 2 * o_.segment_tokens * c_.kv_heads;
-      t.cols = padded_head_dim(c_.head_dim);
-      t.bytes = bytes;
-      t.slot = {static_cast<int32_t>(layer_), static_cast<int32_t>(sequence),
-                static_cast<int32_t>(segment)};
-      out.push_back(g_.add(std::move(t)));
-    }
-  }
-  return out;
-}
-
 void Builder::attention_attrs(Op* op) {
-  const int64_t segments = (o_.context + o_.segment_tokens - 1) / o_.segment_tokens;
   op->attrs[Attr::kHeads] = static_cast<double>(c_.heads);
   op->attrs[Attr::kKvHeads] = static_cast<double>(c_.kv_heads);
   op->attrs[Attr::kHeadDim] = static_cast<double>(c_.head_dim);
-  op->attrs[Attr::kSegmentTokens] = static_cast<double>(o_.segment_tokens);
-  op->attrs[Attr::kSegments] = static_cast<double>(segments);
+  op->attrs[Attr::kKvFormat] = static_cast<double>(o_.kv_format);
 }
 
-// q [rows, heads d]: normalised, rotated; k and v go to the layer's slots.
-Result<TensorId> Builder::rope_kv(TensorId qkv) {
+// q [rows, heads d]: normalised, rotated; k and v go to the layer's tails and open tiles.
+Result<TensorId> Builder::rope_kv(TensorId qkv, const GraphKv::Layer& kv) {
   std::vector<TensorId> inputs = {qkv, c_.is_local(layer_) ? rope_local_ : rope_};
   if (c_.qk_norm) {
     for (const char* name : {"attn_q_norm.weight", "attn_k_norm.weight"}) {
@@ -303,8 +283,42 @@ Result<TensorId> Builder::rope_kv(TensorId qkv) {
   rope.attrs[Attr::kEps] = c_.rms_eps;
   rope.attrs[Attr::kAddOne] = c_.norm_add_one ? 1 : 0;
   rope.attrs[Attr::kRopeHalfSplit] = c_.rope_half_split ? 1 : 0;
-  rope.updates = kv_slots();
+  if (kv.open.valid()) rope.outputs.push_back(kv.open);
+  rope.updates = kv.tails;
   return q;
+}
+
+// out [rows, heads d]: one op, or one for each segment that hands on its softmax's state.
+void Builder::attention(TensorId q, const GraphKv::Layer& kv, TensorId out) {
+  const bool local = c_.is_local(layer_);
+  const int64_t parts = o_.split_attention && !local ? kv.segments : 1;
+  const int64_t count = kv.segments / parts;
+  const TensorId state = parts > 1 ? kv_.softmax_state(layer_) : TensorId();
+  for (int64_t part = 0; part < parts; ++part) {
+    const bool first = part == 0, last = part == parts - 1;
+    std::vector<TensorId> inputs = {q};
+    if (kv.open.valid()) inputs.push_back(kv.open);
+    const std::string name =
+        parts == 1 ? blk("attn") : blk("attn") + text_of(":%lld", static_cast<long long>(part));
+    Op& op = this->op(OpKind::kAttention, name, std::move(inputs), last ? out : state);
+    if (!first && !last) op.outputs.clear();
+    op.updates = kv.tails;
+    const int64_t sequences = o_.pool_blocks > 0 ? 1 : o_.sequences;
+    for (int64_t s = 0; s < sequences; ++s) {
+      const auto from = kv.slots.begin() + s * kv.segments + part;
+      op.updates.insert(op.updates.end(), from, from + (o_.pool_blocks > 0 ? 1 : count));
+    }
+    if (!first) op.updates.push_back(state);
+    attention_attrs(&op);
+    op.attrs[Attr::kSegmentTokens] = static_cast<double>(o_.segment_tokens);
+    op.attrs[Attr::kSegments] = static_cast<double>(kv.segments);
+    op.attrs[Attr::kSegmentBegin] = static_cast<double>(part);
+    op.attrs[Attr::kSegmentCount] = static_cast<double>(count);
+    op.attrs[Attr::kScale] = c_.attention_scale;
+    op.attrs[Attr::kWindow] = local ? static_cast<double>(c_.window) : 0;
+    op.attrs[Attr::kSoftcap] = c_.attention_softcap;
+    if (o_.pool_blocks > 0) op.attrs[Attr::kPoolBlocks] = static_cast<double>(o_.pool_blocks);
+  }
 }
 
 TensorId Builder::select(TensorId x, const std::string& name) {
@@ -340,7 +354,8 @@ Result<TensorId> Builder::project(TensorId in, const char* weight, int64_t cols,
 
 Result<TensorId> Builder::attention_part(TensorId x) {
   HR_ASSIGN(const TensorId packed, qkv(x));
-  HR_ASSIGN(const TensorId q, rope_kv(packed));
+  const GraphKv::Layer kv = kv_.layer(layer_);
+  HR_ASSIGN(const TensorId q, rope_kv(packed, kv));
   const int64_t cols = c_.heads * c_.head_dim;
   HR_ASSIGN(const WeightInfo* w, weights_.need(blk("attn_output.weight"), c_.embd, cols));
   const bool quantised = info(w->dtype).quantised;
@@ -349,15 +364,7 @@ Result<TensorId> Builder::attention_part(TensorId x) {
   const bool last = layer_ == c_.layers - 1;
   const DType type = quantised && !last ? DType::kActQ8 : DType::kF32;
   TensorId out = activation(blk("attn"), type, cols);
-  std::vector<TensorId> inputs = {q};
-  const std::vector<TensorId> slots = g_.ops.back().updates;
-  inputs.insert(inputs.end(), slots.begin(), slots.end());
-  Op& attention = op(OpKind::kAttention, blk("attn"), std::move(inputs), out);
-  attention_attrs(&attention);
-  attention.attrs[Attr::kScale] = c_.attention_scale;
-  attention.attrs[Attr::kWindow] =
-      c_.is_local(layer_) ? static_cast<double>(c_.window) : 0;
-  attention.attrs[Attr::kSoftcap] = c_.attention_softcap;
+  attention(q, kv, out);
   if (last) {
     rows_ = o_.max_output_rows;
     out = select(out, "attn.selected");
@@ -428,6 +435,15 @@ Status check(const GraphOptions& o) {
         Code::kUsage, "KV segments of %lld positions; a multiple of %lld is needed",
         static_cast<long long>(o.segment_tokens), static_cast<long long>(kKvTile));
   }
+  if (o.window_positions < 0 || o.pool_blocks < 0 || o.pool_blocks > kMost) {
+    return error(Code::kUsage, "windows of %lld positions, a pool of %lld blocks",
+                 static_cast<long long>(o.window_positions),
+                 static_cast<long long>(o.pool_blocks));
+  }
+  if (o.pool_blocks > 0 && (o.split_attention || o.window_positions > 0)) {
+    return error(Code::kUsage,
+                 "a pool of KV blocks is read by one attention op a layer, and holds all positions");
+  }
   if (o.tile_bytes < 1 || o.threads < 1 || o.threads > kMost) {
     return error(Code::kUsage, "tiles of %lld bytes, %d threads",
                  static_cast<long long>(o.tile_bytes), o.threads);
@@ -444,6 +460,15 @@ Result<Graph> build_graph(const ModelFile& model, const ModelConfig& config,
     return error(
         Code::kUnsupported, "heads of %lld dimensions; at most %lld are supported",
         static_cast<long long>(config.head_dim), static_cast<long long>(kMaxHeadDim));
+  }
+  // Tiles are sealed into a slot only when no row of the step sees what they replace: a step touches
+  // whole tiles at either end.
+  const int64_t least_window = config.window + options.max_rows + 2 * kKvTile;
+  if (config.window > 0 && options.window_positions > 0 &&
+      options.window_positions < std::min(least_window, options.context)) {
+    return error(Code::kUsage, "room for %lld positions in layers with a window; %lld are needed",
+                 static_cast<long long>(options.window_positions),
+                 static_cast<long long>(least_window));
   }
   return Builder(model, config, options).build();
 }

@@ -54,6 +54,16 @@ struct GraphOptions {
 Result<Graph> build_graph(const ModelFile& model, const ModelConfig& config,
                           const GraphOptions& options);
 
+// Bytes of the KV that the Graph of these options has as state: exactly those of its tensors. Of the
+// options: context, sequences, segment_tokens, kv_format, window_positions and pool_blocks.
+struct KvBytes {
+  Bytes slots = 0;    // of layers that see all positions; they can be kept elsewhere than in memory
+  Bytes windows = 0;  // slots of layers with a window
+  Bytes tails = 0;
+  Bytes total() const { return slots + windows + tails; }
+};
+KvBytes kv_bytes(const ModelConfig& config, const GraphOptions& options);
+
 // Totals of a model's weights, for people.
 struct WeightTotal {
   std::string name;  // of the type or the role

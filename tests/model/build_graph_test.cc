@@ -6,7 +6,7 @@
 #include <map>
 
 #include "headrace/kernel/kernel.h"
-#include "headrace/kernel/kv_layout.h"
+#include "headrace/model/graph_kv.h"
 #include "headrace/model/graph_weights.h"
 #include "tests/model/scratch.h"
 #include "tests/model/tiny_models.h"
@@ -15,6 +15,7 @@ namespace headrace {
 namespace {
 
 using testing::GgufWriter;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Scratch;
 using testing::TinyShape;
@@ -121,8 +122,9 @@ TEST(BuildGraph, LlamaHasTheOpsOfItsLayers) {
   const Op* rope = op(b->graph, OpKind::kRopeKv, "blk.1.rope_kv");
   ASSERT_NE(rope, nullptr);
   EXPECT_EQ(rope->iattr(Attr::kRopeHalfSplit), 0);
-  EXPECT_EQ(rope->updates.size(), 4u);  // 200 positions in segments of 64
+  EXPECT_EQ(rope->updates.size(), 1u);  // the tail
   const Op* attention = op(b->graph, OpKind::kAttention, "blk.1.attn");
+  EXPECT_EQ(attention->updates.size(), 1u + 4u);  // 200 positions in segments of 64
   EXPECT_DOUBLE_EQ(attention->attr(Attr::kScale), 0.25);
   EXPECT_EQ(attention->iattr(Attr::kWindow), 0);
   const Op* down = op(b->graph, OpKind::kMatMul, "blk.0.ffn_down.weight:0");
@@ -270,15 +272,149 @@ TEST(BuildGraph, Gemma3AlternatesWindowsAndRopeTables) {
   EXPECT_EQ(b->graph.at(norm->inputs[2]).name, "blk.0.post_attention_norm.out");
 }
 
-TEST(BuildGraph, KvSlotsAreSequenceMajorAndHaveTheKernelsSize) {
+std::vector<std::string> names(const Graph& g, const std::vector<TensorId>& ids) {
+  std::vector<std::string> out;
+  for (const TensorId id : ids) out.push_back(g.at(id).name);
+  return out;
+}
+
+TEST(BuildGraph, KvIsTailsThenSlotsSequenceMajor) {
   GraphOptions o = some_options();
+  o.context = 130;
   o.sequences = 2;
+  o.kv_format = KvFormat::kQ8;
   const auto b = build(tiny_gguf(TinyShape{}), o);
   ASSERT_TRUE(b.ok()) << b.status().message();
   const Op* attention = op(b->graph, OpKind::kAttention, "blk.0.attn");
-  ASSERT_EQ(attention->inputs.size(), 1u + 8u);
-  EXPECT_EQ(b->graph.at(attention->inputs[6]).name, "kv.0.1.1");
-  EXPECT_EQ(b->graph.at(attention->inputs[6]).bytes, kv_slot_bytes(2, 16, 64));
+  EXPECT_THAT(names(b->graph, attention->updates),
+              ElementsAre("kv.tail.0.0", "kv.tail.0.1", "kv.0.0.0", "kv.0.0.1", "kv.0.0.2",
+                          "kv.0.1.0", "kv.0.1.1", "kv.0.1.2"));
+  EXPECT_THAT(names(b->graph, op(b->graph, OpKind::kRopeKv, "blk.0.rope_kv")->updates),
+              ElementsAre("kv.tail.0.0", "kv.tail.0.1"));
+  const Tensor* slot = tensor(b->graph, "kv.0.1.1");
+  EXPECT_EQ(slot->dtype, DType::kI8);
+  EXPECT_EQ(slot->rows, 1);
+  EXPECT_EQ(slot->cols, kv_tile_bytes(KvFormat::kQ8, 2, 16));
+  EXPECT_EQ(slot->alignment, kPage);
+  EXPECT_EQ(slot->data_class, DataClass::kKv);
+  EXPECT_EQ(slot->slot, (KvSlot{0, 1, 1}));
+  const Tensor* tail = tensor(b->graph, "kv.tail.0.1");
+  EXPECT_EQ(tail->bytes, kv_tail_bytes(2, 16));
+  EXPECT_EQ(tail->rows, 2 * 2 * 64);
+}
+
+TEST(BuildGraph, RowsThatCanFillMoreThanOneTileHaveOpenTiles) {
+  GraphOptions o = some_options();
+  o.max_rows = 1;
+  o.max_output_rows = 1;
+  const auto one = build(tiny_gguf(TinyShape{}), o);
+  ASSERT_TRUE(one.ok()) << one.status().message();
+  EXPECT_EQ(tensor(one->graph, "blk.0.kv_open"), nullptr);
+  EXPECT_EQ(op(one->graph, OpKind::kAttention, "blk.0.attn")->inputs.size(), 1u);
+  o.max_rows = 70;
+  const auto many = build(tiny_gguf(TinyShape{}), o);
+  ASSERT_TRUE(many.ok()) << many.status().message();
+  const Tensor* open = tensor(many->graph, "blk.1.kv_open");
+  ASSERT_NE(open, nullptr);
+  EXPECT_EQ(open->bytes, 2 * kv_tail_bytes(2, 16));
+  EXPECT_EQ(op(many->graph, OpKind::kAttention, "blk.1.attn")->inputs.size(), 2u);
+}
+
+TEST(BuildGraph, SplitAttentionIsAnOpForEachSegmentHandingOnItsState) {
+  TinyShape shape;
+  shape.architecture = "gemma3";
+  shape.layers = 6;
+  shape.window = 32;
+  GraphOptions o = some_options();
+  o.split_attention = true;
+  const auto b = build(tiny_gguf(shape), o);
+  ASSERT_TRUE(b.ok()) << b.status().message();
+  const Graph& g = b->graph;
+  EXPECT_NE(op(g, OpKind::kAttention, "blk.0.attn"), nullptr);  // of a window: never split
+  const Tensor* state = tensor(g, "blk.5.attn.state");
+  ASSERT_NE(state, nullptr);
+  EXPECT_EQ(state->rows, 8);
+  EXPECT_EQ(state->cols, 4 * (16 + 2));
+  for (int part = 0; part < 4; ++part) {
+    const Op* attention = op(g, OpKind::kAttention, "blk.5.attn:" + std::to_string(part));
+    ASSERT_NE(attention, nullptr) << part;
+    EXPECT_EQ(attention->iattr(Attr::kSegmentBegin), part);
+    EXPECT_EQ(attention->iattr(Attr::kSegmentCount), 1);
+    EXPECT_EQ(attention->iattr(Attr::kSegments), 4);
+    std::vector<std::string> updates = {"kv.tail.5.0", "kv.5.0." + std::to_string(part)};
+    if (part > 0) updates.push_back("blk.5.attn.state");
+    EXPECT_EQ(names(g, attention->updates), updates);
+    std::vector<std::string> outputs;
+    if (part == 0) outputs = {"blk.5.attn.state"};
+    if (part == 3) outputs = {"blk.5.attn"};
+    EXPECT_EQ(names(g, attention->outputs), outputs);
+  }
+}
+
+TEST(BuildGraph, LayersWithAWindowHaveRoomForTheWindowAlone) {
+  TinyShape shape;
+  shape.architecture = "gemma3";
+  shape.layers = 6;
+  shape.window = 32;
+  GraphOptions o = some_options();
+  o.context = 2000;
+  o.window_positions = 32 + 8 + 128;
+  const auto b = build(tiny_gguf(shape), o);
+  ASSERT_TRUE(b.ok()) << b.status().message();
+  EXPECT_EQ(op(b->graph, OpKind::kAttention, "blk.0.attn")->iattr(Attr::kSegments), 3);
+  EXPECT_EQ(op(b->graph, OpKind::kAttention, "blk.5.attn")->iattr(Attr::kSegments), 32);
+  EXPECT_EQ(tensor(b->graph, "kv.0.0.3"), nullptr);
+  o.window_positions -= 1;
+  EXPECT_EQ(build(tiny_gguf(shape), o).status().code(), Code::kUsage);
+}
+
+TEST(BuildGraph, APoolIsOneTensorOfBlocksALayer) {
+  GraphOptions o = some_options();
+  o.sequences = 3;
+  o.pool_blocks = 5;
+  o.segment_tokens = 128;
+  const auto b = build(tiny_gguf(TinyShape{}), o);
+  ASSERT_TRUE(b.ok()) << b.status().message();
+  const Op* attention = op(b->graph, OpKind::kAttention, "blk.1.attn");
+  EXPECT_THAT(names(b->graph, attention->updates), ElementsAre("kv.tails.1", "kv.pool.1"));
+  EXPECT_EQ(attention->iattr(Attr::kPoolBlocks), 5);
+  EXPECT_EQ(attention->iattr(Attr::kSegments), 2);
+  EXPECT_EQ(tensor(b->graph, "kv.pool.1")->rows, 5 * 2);
+  EXPECT_EQ(tensor(b->graph, "kv.tails.1")->bytes, 3 * kv_tail_bytes(2, 16));
+  o.split_attention = true;
+  EXPECT_EQ(build(tiny_gguf(TinyShape{}), o).status().code(), Code::kUsage);
+}
+
+TEST(KvBytes, AreThoseOfTheGraphForEveryFamilyAndFormat) {
+  for (const char* family : {"llama", "mistral", "qwen2", "qwen3", "gemma3"}) {
+    for (int format = 0; format < kKvFormatCount; ++format) {
+      for (const int64_t window : {0, 200}) {
+        for (const int64_t pool : {0, 7}) {
+          TinyShape shape;
+          shape.architecture = family;
+          shape.layers = 7;
+          if (shape.architecture == "gemma3") shape.window = 32;
+          GraphOptions o = some_options();
+          o.context = 1000;
+          o.sequences = 2;
+          o.kv_format = static_cast<KvFormat>(format);
+          o.window_positions = pool > 0 ? 0 : window;
+          o.pool_blocks = pool;
+          const auto b = build(tiny_gguf(shape), o);
+          ASSERT_TRUE(b.ok()) << family << ": " << b.status().message();
+          const KvBytes said = kv_bytes(b->config, o);
+          Bytes kept = 0, tails = 0;
+          for (const Tensor& t : b->graph.tensors) {
+            if (t.role != Role::kState) continue;
+            (t.name.starts_with("kv.tail") ? tails : kept) += t.bytes;
+          }
+          EXPECT_EQ(said.tails, tails) << family;
+          EXPECT_EQ(said.slots + said.windows, kept) << family << " " << format << " " << window;
+          EXPECT_EQ(said.windows > 0, shape.window > 0) << family;
+        }
+      }
+    }
+  }
 }
 
 TEST(BuildGraph, EveryOpStatesTheWorkspaceOfItsKernel) {
@@ -352,6 +488,8 @@ TEST(BuildGraph, RefusesOptionsOutOfRange) {
   EXPECT_TRUE(refused([](GraphOptions* o) { o->tile_bytes = 0; }));
   EXPECT_TRUE(refused([](GraphOptions* o) { o->threads = 0; }));
   EXPECT_TRUE(refused([](GraphOptions* o) { o->sequences = -1; }));
+  EXPECT_TRUE(refused([](GraphOptions* o) { o->window_positions = -1; }));
+  EXPECT_TRUE(refused([](GraphOptions* o) { o->pool_blocks = -1; }));
 }
 
 TEST(Summary, AddsUpByTypeAndByRole) {
