@@ -12,6 +12,7 @@
 
 #include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
+#include "tools/disk_folder.h"
 
 namespace headrace::cli {
 namespace {
@@ -92,6 +93,25 @@ Status cannot_write(const std::string& path, int reason) {
   return error(Code::kIo, "cannot write %s: %s", path.c_str(), std::strerror(reason));
 }
 
+// Where KV goes that does not fit: as asked, or the first folder on a disk that can be written to;
+// none at all where there is no such folder.
+Result<std::string> kv_folder(const std::string& asked) {
+  if (asked == "none") return std::string();
+  if (!asked.empty()) {
+    HR_ASSIGN(const FolderFacts facts, look_at_folder(asked));
+    if (facts.in_memory) return refuse_memory("--kv-dir", asked);
+    if (::access(asked.c_str(), W_OK | X_OK) != 0) return cannot_write(asked, errno);
+    return asked;
+  }
+  const char* temporary = std::getenv("TMPDIR");
+  for (const char* folder : {temporary, "/var/tmp", "."}) {
+    if (folder == nullptr || folder[0] == '\0' || ::access(folder, W_OK | X_OK) != 0) continue;
+    const auto facts = look_at_folder(folder);
+    if (facts.ok() && !facts->in_memory) return std::string(folder);
+  }
+  return std::string();
+}
+
 }  // namespace
 
 int default_threads() {
@@ -133,6 +153,12 @@ void add_budget_options(CLI::App& verb, BudgetOptions* o) {
   verb.add_option("--chunk", o->chunk,
                   "Prompt tokens a step (default: chosen by the planner)")
       ->check(CLI::Range(int64_t{1}, int64_t{8192}));
+  verb.add_option("--kv", o->kv,
+                  "How keys and values of past tokens are held: f16, bf16, q8, q4")
+      ->capture_default_str();
+  verb.add_option("--kv-dir", o->kv_folder,
+                  "Folder on a disk for keys and values that do not fit the budget (default: "
+                  "$TMPDIR, /var/tmp or the current one; none: they stay in memory)");
   verb.add_option(
       "--machine", o->machine_file,
       "Rates of this machine, from `headrace probe` (default: the last probe's)");
@@ -144,6 +170,8 @@ Result<Setup> read_setup(const BudgetOptions& o) {
   setup.session.threads = o.threads > 0 ? o.threads : default_threads();
   setup.session.context = o.context;
   setup.session.chunk = o.chunk;
+  HR_ASSIGN(setup.session.kv_format, kv_format_from_name(o.kv));
+  HR_ASSIGN(setup.session.kv_folder, kv_folder(o.kv_folder));
   HR_TRY(read_machine(o, &setup));
   return setup;
 }

@@ -16,6 +16,8 @@ struct BudgetOptions {
   int threads = 0;      // 0: every CPU the process may use
   int64_t context = 0;  // 0: prompt + tokens
   int64_t chunk = 0;    // 0: chosen by the planner
+  std::string kv = "f16";
+  std::string kv_folder;  // empty: chosen
 };
 void add_budget_options(CLI::App& verb, BudgetOptions* options);
 
