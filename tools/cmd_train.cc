@@ -3,9 +3,9 @@
 #include <memory>
 #include <optional>
 
+#include "headrace/base/safe_file.h"
 #include "headrace/base/system_memory.h"
 #include "headrace/train/metrics.h"
-#include "headrace/train/safe_file.h"
 #include "headrace/train/train_report.h"
 #include "tools/commands.h"
 #include "tools/console.h"

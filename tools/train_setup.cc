@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "headrace/base/safe_file.h"
 #include "headrace/base/system_memory.h"
-#include "headrace/train/safe_file.h"
 #include "tools/disk_folder.h"
 #include "tools/quick_probe.h"
 #include "tools/step_input.h"

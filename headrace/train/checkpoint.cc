@@ -18,7 +18,7 @@
 
 #include "headrace/base/json_fields.h"
 #include "headrace/base/json_text.h"
-#include "headrace/train/safe_file.h"
+#include "headrace/base/safe_file.h"
 
 namespace headrace {
 namespace {

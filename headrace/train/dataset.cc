@@ -12,10 +12,10 @@
 #include <bit>
 #include <cstring>
 
+#include "headrace/base/safe_file.h"
 #include "headrace/base/split_mix.h"
 #include "headrace/model/tokenizer.h"
 #include "headrace/train/dataset_text.h"
-#include "headrace/train/safe_file.h"
 
 namespace headrace {
 namespace {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "headrace/base/safe_file.h"
 #include "headrace/train/checkpoint.h"
 #include "headrace/train/export.h"
 #include "headrace/train/initial_weights.h"
-#include "headrace/train/safe_file.h"
 #include "headrace/train/train_config.h"
 
 namespace headrace {

@@ -9,12 +9,12 @@
 #include <numbers>
 
 #include "headrace/base/json_text.h"
+#include "headrace/base/safe_file.h"
 #include "headrace/kernel/philox.h"
 #include "headrace/kernel/quant.h"
 #include "headrace/model/tokenizer.h"
 #include "headrace/train/model_source.h"
 #include "headrace/train/optimizer.h"
-#include "headrace/train/safe_file.h"
 #include "headrace/train/text_source.h"
 
 namespace headrace {

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
-#include "headrace/train/safe_file.h"
+#include "headrace/base/safe_file.h"
 
 namespace headrace {
 namespace {

@@ -8,11 +8,11 @@
 #include <cstring>
 #include <utility>
 
+#include "headrace/base/safe_file.h"
 #include "headrace/base/split_mix.h"
 #include "headrace/base/system.h"
 #include "headrace/kernel/half.h"
 #include "headrace/train/replan.h"
-#include "headrace/train/safe_file.h"
 
 namespace headrace {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-#include "headrace/train/safe_file.h"
+#include "headrace/base/safe_file.h"
 
 namespace headrace::testing {
 

@@ -1,4 +1,5 @@
-// Files of a RUN folder: whole reads and writes, and files that appear complete or not at all.
+// Files that must not be half there: whole reads and writes, and files that appear complete or not
+// at all. What training saves and what the prefix store keeps goes through it.
 //
 // Promises
 //   1. Short reads, short writes and EINTR are gone on with; every other refusal of the system is
@@ -14,6 +15,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -101,6 +103,10 @@ class AtomicFile {
  public:
   // Writes to PATH.partial, which one writer at a time holds; waits for its turn.
   static Result<AtomicFile> create(const std::string& path);
+  // The same without waiting: nothing when another writer holds it, be it stopped for good.
+  static Result<std::optional<AtomicFile>> create_unless_held(const std::string& path);
+  // Removes what a killed writer of `path` has left. False when a writer holds it or none is there.
+  static bool remove_leftover(const std::string& path);
   AtomicFile(AtomicFile&&) noexcept = default;
   ~AtomicFile();  // what was not committed is removed
 
@@ -109,6 +115,7 @@ class AtomicFile {
 
  private:
   AtomicFile(std::string path, OutFile file);
+  static Result<std::optional<AtomicFile>> create(const std::string& path, int how);
   std::string path_;
   std::unique_ptr<OutFile> file_;
 };

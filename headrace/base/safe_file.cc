@@ -1,4 +1,4 @@
-#include "headrace/train/safe_file.h"
+#include "headrace/base/safe_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -204,17 +204,40 @@ AtomicFile::AtomicFile(std::string path, OutFile file)
     : path_(std::move(path)), file_(std::make_unique<OutFile>(std::move(file))) {}
 
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
+  HR_ASSIGN(std::optional<AtomicFile> file, create(path, LOCK_EX));
+  return std::move(*file);
+}
+
+Result<std::optional<AtomicFile>> AtomicFile::create_unless_held(const std::string& path) {
+  return create(path, LOCK_EX | LOCK_NB);
+}
+
+Result<std::optional<AtomicFile>> AtomicFile::create(const std::string& path, int how) {
   const std::string partial = partial_of(path);
   for (;;) {
     const int descriptor = open_again(partial.c_str(), O_WRONLY | O_CREAT);
     if (descriptor < 0) return refused(partial, "create", errno);
     OutFile file(partial, descriptor);
-    if (lock_again(descriptor, LOCK_EX) != 0) return refused(partial, "lock", errno);
+    if (lock_again(descriptor, how) != 0) {
+      if (errno == EWOULDBLOCK) return std::optional<AtomicFile>();
+      return refused(partial, "lock", errno);
+    }
     // Who held the lock may have renamed or removed the file meanwhile.
     if (!same_file(descriptor, partial)) continue;
     if (::ftruncate(descriptor, 0) != 0) return refused(partial, "truncate", errno);
-    return AtomicFile(path, std::move(file));
+    return std::optional<AtomicFile>(AtomicFile(path, std::move(file)));
   }
+}
+
+bool AtomicFile::remove_leftover(const std::string& path) {
+  const std::string partial = partial_of(path);
+  const int descriptor = open_again(partial.c_str(), O_WRONLY | O_NONBLOCK);  // a pipe would block
+  if (descriptor < 0) return false;
+  const bool free = lock_again(descriptor, LOCK_EX | LOCK_NB) == 0;
+  // With the lock held no writer can have it: one that waits finds it gone and makes its own.
+  const bool removed = free && same_file(descriptor, partial) && ::unlink(partial.c_str()) == 0;
+  ::close(descriptor);
+  return removed;
 }
 
 AtomicFile::~AtomicFile() {
