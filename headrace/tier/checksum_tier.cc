@@ -4,7 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <bit>
+#include <cstdlib>
 #include <utility>
 
 #include "headrace/tier/ticket_table.h"
@@ -14,10 +14,8 @@ namespace {
 
 struct Pending {
   bool ended = false;
-  bool checked = false;     // a load of which every whole page has a checksum
-  uint64_t expected = 0;    // of all of them, as they were when the load began
+  const std::byte* data = nullptr;  // where a load goes; null: a store
   TierExtent extent;
-  const std::byte* data = nullptr;
   Ticket inner;
   Status status;
 };
@@ -36,19 +34,39 @@ uint64_t sum_of(const std::byte* page) {
   return XXH3_64bits(page, static_cast<size_t>(kPage)) | 1;
 }
 
-// Depends on the order of the pages.
-uint64_t mix(uint64_t sums, uint64_t sum) { return std::rotl(sums, 7) * 0x9e3779b97f4a7c15u ^ sum; }
+// Of the pages of one object; 0: none. Zero pages of the system, so that memory grows with what is
+// stored, not with what could be.
+class Sums {
+ public:
+  explicit Sums(Bytes bytes) : pages_(round_up(bytes, kPage) / kPage) {
+    const auto n = static_cast<size_t>(std::max<Bytes>(pages_, 1));
+    sums_.reset(static_cast<uint64_t*>(std::calloc(n, sizeof(uint64_t))));
+    HR_CHECK(sums_ != nullptr, "no memory for checksums");
+  }
+  bool has(const TierExtent& e) const {
+    return e.offset >= 0 && e.bytes >= 0 && e.bytes <= pages_ * kPage &&
+           e.offset <= pages_ * kPage - e.bytes;
+  }
+  uint64_t& at(Bytes page) { return sums_.get()[page]; }
+
+ private:
+  struct Free {
+    void operator()(uint64_t* p) const { std::free(p); }
+  };
+  Bytes pages_;
+  std::unique_ptr<uint64_t, Free> sums_;
+};
 
 class ChecksumTier final : public Tier {
  public:
   ChecksumTier(std::unique_ptr<Tier> inner, const std::vector<Bytes>& objects, int max_tickets)
-      : inner_(std::move(inner)), table_(max_tickets), sums_(objects.size()) {
+      : inner_(std::move(inner)), table_(max_tickets) {
     description_ = inner_->describe();
     description_.method += ", checksums";
     description_.memory_bytes += table_.memory_bytes();
-    for (size_t i = 0; i < objects.size(); ++i) {
-      sums_[i].resize(static_cast<size_t>(round_up(objects[i], kPage) / kPage));
-      description_.memory_bytes += checksum_memory(objects[i]);
+    for (Bytes bytes : objects) {
+      sums_.emplace_back(bytes);
+      description_.memory_bytes += checksum_memory(bytes);
     }
   }
 
@@ -59,7 +77,6 @@ class ChecksumTier final : public Tier {
     Pending p;
     p.extent = from;
     p.data = to.data();
-    p.checked = expect(from, &p.expected);
     HR_TRY(make_room());
     HR_ASSIGN(p.inner, inner_->load(from, to));
     return keep(std::move(p));
@@ -67,6 +84,7 @@ class ChecksumTier final : public Tier {
 
   Result<Ticket> store(std::span<const std::byte> from, const TierExtent& to) override {
     HR_TRY(make_room());
+    end_loads_of(to);
     Pending p;
     p.extent = to;
     HR_ASSIGN(p.inner, inner_->store(from, to));
@@ -102,34 +120,32 @@ class ChecksumTier final : public Tier {
     return {table_.last()};
   }
 
-  std::vector<uint64_t>* sums(const TierExtent& e) {
+  Sums* sums(const TierExtent& e) {
     const auto object = static_cast<size_t>(e.object);
-    if (e.object < 0 || object >= sums_.size() || e.offset < 0 || e.bytes < 0) return nullptr;
-    const Bytes size = static_cast<Bytes>(sums_[object].size()) * kPage;
-    return e.bytes <= size && e.offset <= size - e.bytes ? &sums_[object] : nullptr;
+    if (e.object < 0 || object >= sums_.size()) return nullptr;
+    return sums_[object].has(e) ? &sums_[object] : nullptr;
   }
 
-  bool expect(const TierExtent& e, uint64_t* expected) {
-    const std::vector<uint64_t>* known = sums(e);
-    if (known == nullptr) return false;
-    const Pages pages = pages_of(e);
-    for (Bytes i = pages.first; i < pages.end; ++i) {
-      const uint64_t sum = (*known)[static_cast<size_t>(i)];
-      if (sum == 0) return false;
-      *expected = mix(*expected, sum);
-    }
-    return pages.first < pages.end;
+  // A load that is still under way when its bytes are stored anew is compared with what it began
+  // with: before that is forgotten. Steps never do it, so it may wait.
+  void end_loads_of(const TierExtent& to) {
+    table_.each([&](Pending& p) {
+      const TierExtent& e = p.extent;
+      const bool apart = e.object != to.object || e.offset >= to.offset + to.bytes ||
+                         to.offset >= e.offset + e.bytes;
+      if (p.data != nullptr && !apart) end(p);
+    });
   }
 
   // Pages at the ends that are covered in part lose their checksum.
   void note(const std::byte* data, const TierExtent& e) {
-    std::vector<uint64_t>* known = sums(e);
+    Sums* known = sums(e);
     if (known == nullptr || e.bytes == 0) return;
     const Pages pages = pages_of(e);
-    (*known)[static_cast<size_t>(e.offset / kPage)] = 0;
-    (*known)[static_cast<size_t>((e.offset + e.bytes - 1) / kPage)] = 0;
+    known->at(e.offset / kPage) = 0;
+    known->at((e.offset + e.bytes - 1) / kPage) = 0;
     for (Bytes i = pages.first; i < pages.end; ++i) {
-      (*known)[static_cast<size_t>(i)] = sum_of(data + (i * kPage - e.offset));
+      known->at(i) = sum_of(data + (i * kPage - e.offset));
     }
   }
 
@@ -137,24 +153,25 @@ class ChecksumTier final : public Tier {
     if (p.ended) return;
     p.ended = true;
     p.status = inner_->wait(p.inner);
-    if (!p.status.ok() || !p.checked) return;
+    Sums* known = p.data == nullptr ? nullptr : sums(p.extent);
+    if (!p.status.ok() || known == nullptr) return;
     const Pages pages = pages_of(p.extent);
-    uint64_t found = 0;
     for (Bytes i = pages.first; i < pages.end; ++i) {
-      found = mix(found, sum_of(p.data + (i * kPage - p.extent.offset)));
+      const uint64_t sum = known->at(i);
+      if (sum == 0 || sum == sum_of(p.data + (i * kPage - p.extent.offset))) continue;
+      p.status = error(Code::kIo,
+                       "object %d: %lld bytes at %lld are not those that were stored there: the "
+                       "checksum differs",
+                       p.extent.object, static_cast<long long>(kPage),
+                       static_cast<long long>(i * kPage));
+      return;
     }
-    if (found == p.expected) return;
-    p.status = error(Code::kIo,
-                     "object %d: %lld bytes at %lld are not those that were stored there: the "
-                     "checksum differs",
-                     p.extent.object, static_cast<long long>(p.extent.bytes),
-                     static_cast<long long>(p.extent.offset));
   }
 
   std::unique_ptr<Tier> inner_;
   TierDescription description_;
   TicketTable<Pending> table_;
-  std::vector<std::vector<uint64_t>> sums_;  // by object, by page; 0: none
+  std::vector<Sums> sums_;  // by object
 };
 
 }  // namespace

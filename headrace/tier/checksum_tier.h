@@ -1,8 +1,10 @@
 // Checksum tier: any tier, whose loads are checked to bring back what stores wrote.
 //
 // Every page (4 KiB) that a store covers wholly gets a checksum (XXH3, 64 bits), kept in memory: 8
-// bytes a page. wait() of a load compares; a difference is kIo, naming object and offset. Not
-// checked are loads that reach into pages never stored as a whole.
+// bytes a page, 0.2 %, of which only those of pages ever stored are resident. wait() of a load
+// compares each whole page that has one, on the calling thread; a difference is kIo, naming object
+// and offset of the first such page. Pages never stored as a whole are not checked. A store to bytes
+// that a load under way reads waits for that load first.
 #pragma once
 
 #include <memory>

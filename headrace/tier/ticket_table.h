@@ -44,6 +44,13 @@ class TicketTable {
     Entry& entry = at(ticket);
     return ticket != 0 && entry.ticket == ticket ? &entry.slot : nullptr;
   }
+  // Calls visit(slot) for all that have not been released.
+  template <typename Visit>
+  void each(Visit visit) {
+    for (Entry& entry : entries_) {
+      if (entry.ticket != 0) visit(entry.slot);
+    }
+  }
   // The ticket has been waited for: its slot is free.
   void release(uint64_t ticket) {
     Entry& entry = at(ticket);

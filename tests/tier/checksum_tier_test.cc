@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 
 #include "headrace/tier/arena.h"
 #include "headrace/tier/host_tier.h"
@@ -53,7 +54,7 @@ TEST(ChecksumTier, AChangedByteIsFoundAndNamed) {
   EXPECT_TRUE(rig.load(kPage, kPage).ok());
   const Status bad = rig.load(kPage, 3 * kPage);
   EXPECT_EQ(bad.code(), Code::kIo);
-  EXPECT_THAT(bad.message(), HasSubstr("object 0: 12288 bytes at 4096"));
+  EXPECT_THAT(bad.message(), HasSubstr("object 0: 4096 bytes at 8192"));
   EXPECT_THAT(bad.message(), HasSubstr("checksum differs"));
 }
 
@@ -73,6 +74,28 @@ TEST(ChecksumTier, PagesStoredInPartOrNeverAreNotChecked) {
   EXPECT_TRUE(rig.load(8 * kPage, 2 * kPage).ok());
   rig.flip(10);
   EXPECT_FALSE(rig.load(0, kPage).ok());
+}
+
+TEST(ChecksumTier, ALoadThatReachesPastWhatWasStoredChecksAllThatWas) {
+  Rig rig;
+  ASSERT_TRUE(rig.store(3 * kPage, kPage, 7).ok());
+  ASSERT_TRUE(rig.store(5 * kPage, 2 * kPage, 8).ok());
+  rig.flip(4 * kPage + 1);  // never stored: nobody knows what it should be
+  EXPECT_TRUE(rig.load(0, 16 * kPage).ok());
+  for (Bytes page : {3, 5, 6}) {
+    rig.flip(page * kPage + 4095);
+    const Status bad = rig.load(0, 16 * kPage);
+    EXPECT_EQ(bad.code(), Code::kIo);
+    EXPECT_THAT(bad.message(),
+                HasSubstr("object 0: 4096 bytes at " + std::to_string(page * kPage) + " "));
+    rig.flip(page * kPage + 4095);
+  }
+  EXPECT_TRUE(rig.load(0, 16 * kPage).ok());
+}
+
+TEST(ChecksumTier, ItHoldsEightBytesAPage) {
+  EXPECT_EQ(checksum_memory(16 * kPage), 128);
+  EXPECT_EQ(checksum_memory(kPage + 1), 16);
 }
 
 TEST(ChecksumTier, ALoadUnderWayIsComparedWithWhatItBeganWith) {
