@@ -41,6 +41,10 @@ Status encoded(const Program& p, const Residency& r) {
                p.tiers[r.tier.index()].name.c_str());
 }
 
+std::string named(const Program& p, const Residency& r) {
+  return "state '" + p.graph->at(r.tensor).name + "', tier '" + p.tiers[r.tier.index()].name + "'";
+}
+
 // The bytes of the tensor itself that `r` has: ranges count the rounding at its end as well.
 Bytes own_bytes(const Tensor& t, const Residency& r) {
   return std::min(range_bytes(t, r.range), t.bytes - r.range.begin);
@@ -188,7 +192,7 @@ Status Executor::write_state(const Prepared& prepared, std::string_view name,
       std::memcpy(s.arena.at(r.offset + inside, part.end - part.first).data(), from.data(),
                   from.size());
     } else {
-      HR_TRY(store_copy(s, r, own_bytes(t, r), inside, from).within("state '" + t.name + "'"));
+      HR_TRY(store_copy(s, r, own_bytes(t, r), inside, from).within(named(p, r)));
     }
   }
   return {};
@@ -224,7 +228,7 @@ Status Executor::read_state(const Prepared& prepared, std::string_view name,
       std::memcpy(to.data(), s.arena.at(r->offset + inside, part.end - part.first).data(),
                   to.size());
     } else {
-      HR_TRY(load_copy(s, *r, inside, to).within("state '" + t.name + "'"));
+      HR_TRY(load_copy(s, *r, inside, to).within(named(p, *r)));
     }
   }
   return {};
