@@ -78,7 +78,25 @@ std::vector<Bytes> ring_candidates(const Analysis& a) {
 
 }  // namespace
 
-Bytes least_arena_bytes(const Graph& graph) { return analyse(graph).least_arena; }
+Bytes least_arena_bytes(const Graph& graph, TierId kv_tier) {
+  const Analysis a = analyse(graph);
+  if (!kv_tier.valid()) return a.least_arena;
+  Bytes slots = 0, largest_slot = 0, largest = 0;
+  for (const Op& op : graph.ops) {
+    if (op.kind != OpKind::kAttention || op.iattr(Attr::kSegmentCount) == op.iattr(Attr::kSegments)) {
+      continue;
+    }
+    for (const TensorId id : op.updates) {
+      if (graph.at(id).slot.layer < 0) continue;
+      slots += device_bytes(graph.at(id));
+      largest_slot = std::max(largest_slot, device_bytes(graph.at(id)));
+    }
+  }
+  for (const WeightUse& w : a.weights) {
+    if (!plan::always_resident(w)) largest = std::max(largest, w.bytes);
+  }
+  return a.least_arena - slots + std::max(largest_slot, largest) - largest;
+}
 Bytes full_arena_bytes(const Graph& graph) { return analyse(graph).full_arena; }
 
 Result<Program> plan_cyclic(const PlanRequest& request) {

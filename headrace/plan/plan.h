@@ -46,8 +46,8 @@ struct PlanRequest {
 
 Result<Program> plan_cyclic(const PlanRequest& request);
 
-// The smallest arena that plan_cyclic accepts for this graph.
-Bytes least_arena_bytes(const Graph& graph);
+// The smallest arena that plan_cyclic accepts for this graph, with this PlanRequest::kv_tier.
+Bytes least_arena_bytes(const Graph& graph, TierId kv_tier = TierId());
 // The smallest arena in which plan_cyclic streams nothing.
 Bytes full_arena_bytes(const Graph& graph);
 
