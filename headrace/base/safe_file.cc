@@ -205,6 +205,7 @@ AtomicFile::AtomicFile(std::string path, OutFile file)
 
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
   HR_ASSIGN(std::optional<AtomicFile> file, create(path, LOCK_EX));
+  HR_CHECK(file.has_value(), "waited for its turn");
   return std::move(*file);
 }
 
