@@ -13,9 +13,9 @@
 //      the first time a Program writes a Trace larger than any before.
 //   2. A Program may be entered only from the state that it was planned from (checked): every
 //      weight of its entry state is held at its offset; state that an earlier Program had, or that
-//      was written, lies in every place, on the device and as copies, where this one has it at entry.
-//      State that nobody has had yet begins as whatever bytes are there. Transfers in flight to
-//      anything else are waited for first.
+//      was written, lies in every place, on the device and as copies, where this one has it at
+//      entry. State that nobody has had yet begins as whatever bytes are there. Transfers in flight
+//      to anything else are waited for first.
 //   3. A transfer that fails is returned as its Status (object, offset, errno) with step, tensor
 //      and tier; every transfer in flight is waited for, and every later run returns that error.
 //   4. Same inputs, same outputs, bit for bit, whatever the timing of transfers.
@@ -105,9 +105,9 @@ class Executor {
   // Loads the weights that the Program expects at entry, on the device and as copies, from their
   // files: for the first run of a Program that no other leads to. Waits for all transfers.
   Status load_entry_state(const Prepared& prepared);
-  // Writes bytes [begin, begin + bytes.size()) of a state tensor to every place where the Program has
-  // it at entry, or at exit when it is the Program that ran last: what it will find. Copies are
-  // written as they are, without reading, but for the units of a tier that the part has only partly.
+  // Writes bytes [begin, begin + bytes.size()) of a state tensor to every place where the Program
+  // has it at entry, or at exit when it is the Program that ran last: what it will find. Copies are
+  // written without reading, but for the units of a tier of which the part has only some bytes.
   // kUsage when there is no such state tensor, or it has no such bytes, or the Program last run has
   // left it in other places; kUnsupported when it is encoded there.
   Status write_state(const Prepared& prepared, std::string_view name,

@@ -22,8 +22,8 @@ struct ExecutorState {
   HeldNames names;
   std::vector<Held> held;
   std::vector<Carried> carried;
-  // Where state is: where this Program has it, at exit or (written, not entered yet) at entry. Null:
-  // nobody has had any.
+  // Where state is: where this Program has it, at exit or (written, not entered yet) at entry.
+  // Null: nobody has had any.
   std::shared_ptr<PreparedProgram> state_of;
   bool state_at_exit = false;
   std::vector<uint8_t> seen;  // by HeldId: state that some Program has had

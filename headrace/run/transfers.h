@@ -34,7 +34,8 @@ class Transfers {
   void end_run() { trace_ = nullptr; }
 
   // Starts the transfer of `step`, or queues it while others must end first. Returns the bytes that
-  // it moves. What that is of a KV slot depends on the rows of this run. Waits when the step's execution in the previous cycle has not ended.
+  // it moves; of a KV slot that depends on the rows of this run. Waits when the step's execution in
+  // the previous cycle has not ended.
   Result<Bytes> issue(int32_t step);
   bool ended(int32_t step) const { return flights_[static_cast<size_t>(step)].state == kIdle; }
   // Blocks until `step` has ended.

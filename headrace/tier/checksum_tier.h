@@ -2,9 +2,10 @@
 //
 // Every page (4 KiB) that a store covers wholly gets a checksum (XXH3, 64 bits), kept in memory: 8
 // bytes a page, 0.2 %, of which only those of pages ever stored are resident. wait() of a load
-// compares each whole page that has one, on the calling thread; a difference is kIo, naming object
-// and offset of the first such page. Pages never stored as a whole are not checked. A store to bytes
-// that a load under way reads waits for that load first.
+// compares each whole page that has one, on the calling thread, at about 20 GB/s (150 us for 3 MiB
+// on one core of a cloud EPYC); a difference is kIo, naming object and offset of the first such page.
+// Pages never stored as a whole are not checked. A store to bytes that a load under way reads waits
+// for that load first.
 #pragma once
 
 #include <memory>

@@ -29,7 +29,9 @@ StepRows rows_at(int64_t first, int64_t count, int32_t sequence = 0) {
   return rows;
 }
 
-std::string slot_name(int i) { return "kv." + std::to_string(i / 2) + ".0." + std::to_string(i % 2); }
+std::string slot_name(int i) {
+  return "kv." + std::to_string(i / 2) + ".0." + std::to_string(i % 2);
+}
 
 // Slot i is segment i % 2 of layer i / 2; op i updates it and reads what op i - 1 wrote.
 std::shared_ptr<const Graph> slots_graph(int slots) {
@@ -78,7 +80,8 @@ struct Maker {
     p.instrs.push_back(i);
     return Step(static_cast<int64_t>(p.instrs.size()) - 1);
   }
-  void hold(int32_t t, Bytes offset, Step begin, Step end, TierId tier = kDevice, Range range = {}) {
+  void hold(int32_t t, Bytes offset, Step begin, Step end, TierId tier = kDevice,
+            Range range = {}) {
     Residency r;
     r.tensor = TensorId(t);
     r.offset = offset;
@@ -110,8 +113,8 @@ Maker maker_of(const std::shared_ptr<const Graph>& graph, bool duplex, Bytes pla
 }
 
 // Every slot is streamed: Load, op, Store, Detach. Slot i has place i % places of the arena. Loads
-// and Stores are of the parts that begin at `cuts`. With one place the next Load waits for the Detach
-// before; two ops ahead of their use otherwise.
+// and Stores are of the parts that begin at `cuts`. A Load is listed one op ahead of its use, unless
+// there is one place only, and waits for the Detach of the place's tenant before.
 Program streamed(const std::shared_ptr<const Graph>& graph, int places, bool cyclic, bool duplex,
                  const std::vector<Bytes>& cuts = {0}) {
   Maker m = maker_of(graph, duplex, places);
@@ -142,8 +145,8 @@ Program streamed(const std::shared_ptr<const Graph>& graph, int places, bool cyc
     const Step detach = m.add(InstrKind::kDetach, 2 * i, stores);
     detached[static_cast<size_t>(i)] = detach;
     for (size_t part = 0; part < cuts.size(); ++part) {
-      m.hold(2 * i, i % places * kSlotRoom + cuts[part], loads[static_cast<size_t>(i)][part], detach,
-             kDevice, range(part));
+      m.hold(2 * i, i % places * kSlotRoom + cuts[part], loads[static_cast<size_t>(i)][part],
+             detach, kDevice, range(part));
     }
     m.hold(2 * i + 1, places * kSlotRoom + i * 256, op,
            Step(i + 1 == slots ? 1'000'000 : static_cast<int>(op.value) + 1));
@@ -205,7 +208,8 @@ void fill_copies(StepRig& rig, Model& model) {
   for (size_t i = 0; i < model.far.size(); ++i) {
     const auto bytes = test::random_floats(kTiles * kTileBytes, 50 + i);
     std::copy(bytes.begin(), bytes.end(), model.far[i].begin());
-    const Status s = rig.executor->write_state(*rig.prepared, slot_name(static_cast<int>(i)), bytes);
+    const std::string name = slot_name(static_cast<int>(i));
+    const Status s = rig.executor->write_state(*rig.prepared, name, bytes);
     ASSERT_TRUE(s.ok()) << s.message();
   }
 }
@@ -224,7 +228,8 @@ void expect_model(StepRig& rig, const Model& model, const std::string& where) {
 
 TEST(KvTransfers, EveryStepMovesTheTilesSealedBeforeItAndSavesThoseThatItSeals) {
   const auto graph = slots_graph(2);  // segments 0 and 1: positions 0..511
-  for (const std::vector<Bytes>& cuts : {std::vector<Bytes>{0}, {0, 2 * kPage}, {0, kPage, 4 * kPage}}) {
+  const std::vector<std::vector<Bytes>> all_cuts = {{0}, {0, 2 * kPage}, {0, kPage, 4 * kPage}};
+  for (const std::vector<Bytes>& cuts : all_cuts) {
     for (const int64_t chunk : {1, 7, 64, 65, 200}) {
       for (const Kind kind : {Kind::kHost, Kind::kFile}) {
         if (kind == Kind::kFile && chunk < 64) continue;
@@ -311,7 +316,8 @@ TEST(KvTransfers, SlotsThatShareAPlaceDoNotSeeEachOther) {
       return make_fault_tier(std::move(inner), faults);
     };
     StepRig rig(streamed(graph, 1 + static_cast<int>(seed % 2), seed % 3 > 0, seed % 4 < 2),
-                {seed % 5 == 0 ? Kind::kHostThread : Kind::kHost}, {}, {.poison_freed = true}, late);
+                {seed % 5 == 0 ? Kind::kHostThread : Kind::kHost}, {}, {.poison_freed = true},
+                late);
     ASSERT_NE(rig.prepared, nullptr);
     Model model(*graph);
     fill_copies(rig, model);
@@ -475,9 +481,10 @@ TEST(KvTransfers, PartsOfSlotsAreWrittenToEveryPlaceWithoutReading) {
       ASSERT_TRUE(s.ok()) << s.message();
     }
     EXPECT_EQ(scratch->counters().loads, loads);
-    EXPECT_EQ(std::memcmp(rig.arena->at(kSlotRoom, kSlotRoom).data(), bytes.data(), bytes.size()), 0);
-    EXPECT_EQ(std::memcmp(scratch->direct({1, 2 * kSlotRoom, kSlotRoom})->data(), bytes.data(),
-                          bytes.size()), 0);
+    const std::byte* near = rig.arena->at(kSlotRoom, kSlotRoom).data();
+    const std::byte* far = scratch->direct({1, 2 * kSlotRoom, kSlotRoom})->data();
+    EXPECT_EQ(std::memcmp(near, bytes.data(), bytes.size()), 0);
+    EXPECT_EQ(std::memcmp(far, bytes.data(), bytes.size()), 0);
   }
 }
 
