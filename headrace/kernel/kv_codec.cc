@@ -66,7 +66,7 @@ GroupQ4 encode_q4(const float* x, int64_t n, uint8_t* q) {
   if (!all_finite(x, n)) return {kHalfNan, 0};
   const auto [low, high] = std::minmax_element(x, x + n);
   GroupQ4 group;
-  group.least = f32_to_f16(std::clamp(*low, -kHalfMost, kHalfMost));
+  group.least = f32_to_f16(std::clamp(*low, -kHalfMost, kHalfMost) + 0.0f);  // never -0 of a +0
   const float least = f16_to_f32(group.least);
   group.scale = f32_to_f16(std::min(std::max(*high - least, 0.0f) / 15.0f, kHalfMost));
   const float scale = f16_to_f32(group.scale);
@@ -89,10 +89,10 @@ void pack_nibbles(const uint8_t* q, int64_t padded, std::byte* out) {
 void encode(KvFormat format, const uint16_t* rows16, int64_t head_dim, std::byte* out) {
   const KvPlanes at(format, head_dim);
   for (int64_t r = 0; r < kKvTile; ++r) {
-    float x[kKvMaxHeadDim];
+    float x[kMaxHeadDim];
     for (int64_t i = 0; i < head_dim; ++i) x[i] = f16_to_f32(rows16[r * at.padded + i]);
     if (format == KvFormat::kQ4) rotate(x, head_dim);
-    uint8_t q[kKvMaxHeadDim] = {};
+    uint8_t q[kMaxHeadDim] = {};
     for (int64_t g = 0; g < at.groups; ++g) {
       const int64_t begin = g * kKvGroup, n = std::min(kKvGroup, head_dim - begin);
       const int64_t i = r * at.groups + g;
@@ -135,12 +135,12 @@ void decode(KvFormat format, const std::byte* part, int64_t head_dim, int64_t lo
   }
 }
 
-void decode_16bit(KvFormat format, const uint16_t* rows16, int64_t head_dim, int64_t lo,
-                  int64_t hi, float* out) {
-  const int64_t padded = round_up(head_dim, 16);
+void decode_16bit(bool f16, const uint16_t* rows16, int64_t head_dim, int64_t lo, int64_t hi,
+                  float* out) {
+  const int64_t padded = padded_head_dim(head_dim);
   for (int64_t r = lo; r < hi; ++r) {
     for (int64_t i = r * padded; i < r * padded + head_dim; ++i) {
-      out[i] = format == KvFormat::kF16 ? f16_to_f32(rows16[i]) : bf16_to_f32(rows16[i]);
+      out[i] = f16 ? f16_to_f32(rows16[i]) : bf16_to_f32(rows16[i]);
     }
     std::fill(out + r * padded + head_dim, out + (r + 1) * padded, 0.0f);
   }
@@ -148,10 +148,17 @@ void decode_16bit(KvFormat format, const uint16_t* rows16, int64_t head_dim, int
 
 bool is_16bit(KvFormat format) { return format == KvFormat::kF16 || format == KvFormat::kBF16; }
 
-const KvCodecFns& fns() { return reference_kv_codec(); }
+const KvCodecFns& fns() {
+  switch (current_isa()) {
+    case Isa::kAvx512Vnni: return avx512_kv_codec();
+    case Isa::kAvx2: return avx2_kv_codec();
+    case Isa::kScalar: break;
+  }
+  return reference_kv_codec();
+}
 
 void check_head_dim(int64_t head_dim) {
-  HR_CHECK(head_dim >= 1 && head_dim <= kKvMaxHeadDim, "head_dim is 1 .. 512");
+  HR_CHECK(head_dim >= 1 && head_dim <= kMaxHeadDim, "head_dim is 1 .. 512");
 }
 
 }  // namespace
@@ -161,7 +168,7 @@ float hadamard_factor(int64_t size) {
 }
 
 const KvCodecFns& reference_kv_codec() {
-  static constexpr KvCodecFns kFns{encode, decode, rotate};
+  static constexpr KvCodecFns kFns{encode, decode, decode_16bit, rotate};
   return kFns;
 }
 
@@ -179,7 +186,8 @@ void kv_decode_rows(KvFormat format, const std::byte* part, int64_t head_dim, in
   check_head_dim(head_dim);
   HR_CHECK(lo >= 0 && hi <= kKvTile, "rows of a part are 0 .. 63");
   if (is_16bit(format)) {
-    decode_16bit(format, reinterpret_cast<const uint16_t*>(part), head_dim, lo, hi, out);
+    fns().decode_16bit(format == KvFormat::kF16, reinterpret_cast<const uint16_t*>(part), head_dim,
+                       lo, hi, out);
     return;
   }
   fns().decode(format, part, head_dim, lo, hi, out);

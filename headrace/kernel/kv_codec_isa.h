@@ -6,20 +6,22 @@
 #include <cstdint>
 
 #include "headrace/ir/kv.h"
+#include "headrace/kernel/kv_layout.h"
 
 namespace headrace {
 
-constexpr int64_t kKvGroup = 32;       // elements that share a scale
-constexpr int64_t kKvMaxHeadDim = 512;  // a row is kept on the stack
+constexpr int64_t kKvGroup = 32;  // elements that share a scale
 constexpr uint16_t kHalfNan = 0x7e00;
 constexpr float kHalfMost = 65504.0f;
 // Added and taken away again, it rounds |x| < 2^22 to an integer, half to even.
 constexpr float kRoundToInteger = 0x1.8p23f;
 
+namespace {  // compiled for each instruction set, never shared by the linker
+
 // Where the planes of a part of q8 or q4 are.
 struct KvPlanes {
   KvPlanes(KvFormat format, int64_t head_dim)
-      : padded(round_up(head_dim, 16)),
+      : padded(padded_head_dim(head_dim)),
         groups((head_dim + kKvGroup - 1) / kKvGroup),
         row_bytes(format == KvFormat::kQ4 ? padded / 2 : padded),
         scales(kKvTile * row_bytes),
@@ -30,16 +32,25 @@ struct KvPlanes {
   Bytes scales, least;  // offsets of f16 [64][groups]
 };
 
-// The rows that hadamard_rotate makes of blocks of `n` elements are multiplied by this.
+// Elements of a block that hadamard_rotate multiplies by one matrix.
 inline int64_t hadamard_size(int64_t head_dim) { return head_dim & -head_dim; }
+
+}  // namespace
+
+// 1 / root(size).
 float hadamard_factor(int64_t size);
 
 struct KvCodecFns {
   void (*encode)(KvFormat format, const uint16_t* rows16, int64_t head_dim, std::byte* out);
   void (*decode)(KvFormat format, const std::byte* part, int64_t head_dim, int64_t lo, int64_t hi,
                  float* out);
+  void (*decode_16bit)(bool f16, const uint16_t* rows16, int64_t head_dim, int64_t lo, int64_t hi,
+                       float* out);
   void (*rotate)(float* row, int64_t head_dim);
 };
 const KvCodecFns& reference_kv_codec();
+// Only to be called where supported() says so.
+const KvCodecFns& avx2_kv_codec();
+const KvCodecFns& avx512_kv_codec();
 
 }  // namespace headrace
