@@ -4,7 +4,8 @@ namespace headrace {
 namespace {
 
 inline Lanes load_i8(const void* p) {
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))))};
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
 inline Lanes load_u4(const void* p) {
   const __m128i low = _mm_set1_epi8(15), pairs = _mm_loadl_epi64(static_cast<const __m128i*>(p));

@@ -45,7 +45,7 @@ inline float put_half(float x, std::byte* p) {
 }
 inline void put_bits(uint16_t bits, std::byte* p) { __builtin_memcpy(p, &bits, 2); }
 
-// The 16 or 32 elements of a group in two Lanes; absent ones are copies of the first in `filled`.
+// The elements of a group; absent ones are copies of its first.
 struct Group {
   Lanes first, second;
 
@@ -162,7 +162,8 @@ void decode_16bit(bool f16, const uint16_t* rows16, int64_t head_dim, int64_t lo
                   float* out) {
   const int64_t padded = round_up(head_dim, 16);
   for (int64_t i = lo * padded; i < hi * padded; i += 16) {
-    (f16 ? Lanes::load_f16(rows16 + i, Full{}) : Lanes::load_bf16(rows16 + i, Full{})).store(out + i);
+    const uint16_t* const from = rows16 + i;
+    (f16 ? Lanes::load_f16(from, Full{}) : Lanes::load_bf16(from, Full{})).store(out + i);
   }
   for (int64_t r = lo; r < hi && head_dim < padded; ++r) {
     for (int64_t i = head_dim; i < padded; ++i) out[r * padded + i] = 0;

@@ -163,7 +163,8 @@ TEST(KvCodec, AGroupThatIsNotFiniteIsNanAndTheOthersOfQ8Stay) {
     for (size_t i = 0; i < q8.size(); ++i) {
       ASSERT_EQ(std::isnan(q8[i]), i >= 2 * 96 + 32 && i < 2 * 96 + 64) << i;
     }
-    const auto q4 = round_trip(KvFormat::kQ4, rows, 96);  // blocks of 32 are rotated: the same group
+    // Blocks of 32 are rotated, so the same group.
+    const auto q4 = round_trip(KvFormat::kQ4, rows, 96);
     for (size_t i = 0; i < q4.size(); ++i) {
       ASSERT_EQ(std::isnan(q4[i]), i >= 2 * 96 + 32 && i < 2 * 96 + 64) << i;
     }
@@ -267,7 +268,7 @@ TEST(HadamardRotate, OfFourIsTheMatrixOfSylvester) {
   EXPECT_EQ(row[0], 7.5f);
   EXPECT_EQ(row[1], -2.5f);
   EXPECT_EQ(row[2], -4.5f);
-  EXPECT_EQ(row[3], 1.5f - 0.0f);
+  EXPECT_EQ(row[3], 1.5f);
   for (int i = 4; i < 16; ++i) EXPECT_EQ(row[i], 0.0f);
 }
 
