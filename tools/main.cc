@@ -10,7 +10,7 @@
 namespace {
 
 constexpr const char* kVerbs =
-    "run, train, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe, export";
+    "run, train, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe, export, kv";
 
 // CLI11 would call an unknown verb an unexpected argument.
 bool unknown_verb(const CLI::App& app, int argc, char** argv) {
@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
   headrace::cli::add_inspect(app, &action);
   headrace::cli::add_probe(app, &action);
   headrace::cli::add_export(app, &action);
+  headrace::cli::add_kv(app, &action);
   if (unknown_verb(app, argc, argv)) return usage;
   if (argc < 2) {
     headrace::cli::notice("a verb is missing: %s (headrace --help)", kVerbs);
