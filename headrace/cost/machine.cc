@@ -228,9 +228,19 @@ double matmul_seconds(const Machine& m, const Graph& g, const Op& op, int64_t ro
   return std::max(stream, macs / m.matmul_per_s[type]);
 }
 
+// Positions that the segments of this op hold and a row sees.
+int64_t seen_positions(const Op& op, const CostQuery& q) {
+  const int64_t window = op.iattr(Attr::kWindow), segments = op.iattr(Attr::kSegments);
+  if (window > 0) return std::min(window, q.positions);
+  const int64_t count = op.iattr(Attr::kSegmentCount, segments);
+  if (count == segments) return q.positions;
+  const int64_t tokens = op.iattr(Attr::kSegmentTokens);
+  return std::clamp<int64_t>(q.positions - op.iattr(Attr::kSegmentBegin) * tokens, 0,
+                             count * tokens);
+}
+
 double attention_seconds(const Machine& m, const Op& op, const CostQuery& q) {
-  const int64_t window = op.iattr(Attr::kWindow);
-  const int64_t seen = window > 0 ? std::min(window, q.positions) : q.positions;
+  const int64_t seen = seen_positions(op, q);
   const double kv_bytes =
       4.0 * static_cast<double>(seen * op.iattr(Attr::kKvHeads) * op.iattr(Attr::kHeadDim));
   // K and V, multiply-add each, for every query head.
@@ -291,8 +301,16 @@ KernelWork work_of(const Graph& g, const Op& op) {
 Nanos op_cost(const Machine& m, const Graph& g, const Op& op, const CostQuery& q) {
   if (op.kind == OpKind::kKernel) return kernel_cost(m, g, op);
   double seconds = 0;
-  // After the selection of output rows an op has fewer rows than the step.
-  const int64_t rows = std::min(q.rows, g.at(op.outputs[0]).rows);
+  // A part of attention that no row sees anything in returns at once.
+  constexpr Nanos kNothingToDo = 100;
+  if (op.kind == OpKind::kAttention && op.iattr(Attr::kSegmentBegin) > 0 &&
+      seen_positions(op, q) == 0) {
+    return kNothingToDo;
+  }
+  // After the selection of output rows an op has fewer rows than the step. A part of attention may
+  // have no output.
+  const int64_t rows =
+      op.outputs.empty() ? q.rows : std::min(q.rows, g.at(op.outputs[0]).rows);
   switch (op.kind) {
     case OpKind::kMatMul:
       seconds = matmul_seconds(m, g, op, rows);

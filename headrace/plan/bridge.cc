@@ -14,8 +14,19 @@ struct Missing {
   size_t residency = 0;  // index in target.residencies
   int32_t first_use = 0; // step of target
   Bytes bytes = 0;
+  TierId from;
   int32_t load_step = -1; // in the bridge
 };
+
+// What an op reads: its inputs and what it updates.
+template <typename Fn>
+void for_each_operand(const Op& op, Fn fn) {
+  for (const auto* list : {&op.inputs, &op.updates}) {
+    for (TensorId t : *list) {
+      if (t.valid()) fn(t);
+    }
+  }
+}
 
 class Bridge {
  public:
@@ -44,7 +55,7 @@ class Bridge {
  private:
   // Begun by a load of this cycle, used in the next.
   bool for_next_cycle(const Residency& r) const {
-    return r.begin != kEntry && r.end == target_.exit() &&
+    return r.begin != kEntry && r.tier == kDevice && r.end == target_.exit() &&
            target_.instrs[r.begin.index()].kind == InstrKind::kLoad;
   }
 
@@ -53,25 +64,29 @@ class Bridge {
     for (int32_t s = 0; s < target_.exit().value; ++s) {
       const Instr& i = target_.instrs[static_cast<size_t>(s)];
       if (i.kind != InstrKind::kCompute) continue;
-      for (TensorId t : graph_.at(i.op).inputs) {
-        if (t.valid()) uses[t.index()].push_back(s);
-      }
+      for_each_operand(graph_.at(i.op), [&](TensorId t) { uses[t.index()].push_back(s); });
+    }
+    std::unordered_map<TensorId, TierId> copies;
+    for (const Residency& r : target_.residencies) {
+      if (r.tier != kDevice && r.begin == kEntry) copies.emplace(r.tensor, r.tier);
     }
     for (size_t k = 0; k < target_.residencies.size(); ++k) {
       const Residency& r = target_.residencies[k];
-      if (!r.tensor.valid() || r.begin != kEntry) continue;
+      if (!r.tensor.valid() || r.begin != kEntry || r.tier != kDevice) continue;
       const Tensor& t = graph_.at(r.tensor);
       const auto found = have_.find(t.name);
       const bool here = found != have_.end() && found->second == r.offset;
-      if (t.role == Role::kState && found != have_.end() && !here) {
+      const auto copy = copies.find(r.tensor);
+      if (t.role == Role::kState && found != have_.end() && !here && copy == copies.end()) {
         return error(Code::kUnsupported, "'%s' would have to move from %lld to %lld",
                      t.name.c_str(), static_cast<long long>(found->second),
                      static_cast<long long>(r.offset));
       }
-      if (t.role != Role::kWeight || here) continue;
+      if (here || (t.role != Role::kWeight && copy == copies.end())) continue;
       // What this Program keeps for another one is loaded last.
       const auto& used = uses[r.tensor.index()];
-      missing_.push_back({k, used.empty() ? target_.exit().value : used.front(), r.bytes, -1});
+      const TierId from = copy == copies.end() ? TierId(1) : copy->second;
+      missing_.push_back({k, used.empty() ? target_.exit().value : used.front(), r.bytes, from, -1});
     }
     std::stable_sort(missing_.begin(), missing_.end(), [](const Missing& a, const Missing& b) {
       return a.first_use < b.first_use;
@@ -99,8 +114,8 @@ class Bridge {
     Instr load;
     load.kind = InstrKind::kLoad;
     load.tensor = target_.residencies[m.residency].tensor;
-    load.tier = TierId(1);
-    load.stream = StreamId(1);
+    load.tier = m.from;
+    load.stream = link_stream(out_.tiers, m.from, InstrKind::kLoad);
     m.load_step = static_cast<int32_t>(out_.instrs.size());
     out_.instrs.push_back(std::move(load));
   }
@@ -122,16 +137,16 @@ class Bridge {
       if (dropped_[static_cast<size_t>(s)]) continue;
       Instr& i = out_.instrs[static_cast<size_t>(new_step_[static_cast<size_t>(s)])];
       if (i.kind != InstrKind::kCompute) continue;
-      for (TensorId t : graph_.at(i.op).inputs) {
-        const auto found = t.valid() ? loads.find(t) : loads.end();
-        if (found == loads.end()) continue;
+      for_each_operand(graph_.at(i.op), [&](TensorId t) {
+        const auto found = loads.find(t);
+        if (found == loads.end()) return;
         const Residency& r = target_.residencies[found->second->residency];
         const Step load(found->second->load_step);
         const bool covers = s < r.end.value;
         if (covers && std::find(i.waits.begin(), i.waits.end(), load) == i.waits.end()) {
           i.waits.push_back(load);
         }
-      }
+      });
       std::sort(i.waits.begin(), i.waits.end());
     }
   }

@@ -50,7 +50,7 @@ std::vector<Buffer> live_ranges(const Graph& graph) {
   const int32_t ops = static_cast<int32_t>(graph.ops.size());
   for (int32_t o = 0; o < ops; ++o) {
     const Op& op = graph.ops[static_cast<size_t>(o)];
-    for (const auto* list : {&op.inputs, &op.outputs}) {
+    for (const auto* list : {&op.inputs, &op.outputs, &op.updates}) {
       for (TensorId id : *list) {
         if (!id.valid() || !in_activation_region(graph.at(id).role)) continue;
         int32_t& at = index[id.index()];

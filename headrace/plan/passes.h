@@ -27,31 +27,36 @@ std::vector<Buffer> live_ranges(const Graph& graph);
 // "Efficient memory management for deep neural net inference", 2020).
 Bytes assign_offsets(std::vector<Buffer>& buffers);
 
-// A weight and the ops that use it.
-struct WeightUse {
+// What may be kept in memory or moved in every step: a weight, or a KV slot that has a copy in another
+// tier; and the ops that use it.
+struct Cached {
   TensorId tensor;
+  bool slot = false;
   Bytes bytes = 0;      // page-rounded
   int32_t first = 0;    // op index of the first use; the number of ops: not used by this graph
   int32_t last = 0;     // and of the last
-  bool pinned = false;  // in use together with a weight that is streamed: always resident
+  bool pinned = false;  // in use together with something that is streamed: always resident
   bool resident = false;
   Bytes offset = 0;     // in the arena, once placed
-  // Streamed weights: the op after which the load may start; when `wraps`, that op runs in the
-  // cycle before, so the weight is resident at entry.
+  // Of what is streamed: the op after which the load may start; when `wraps`, that op runs in the
+  // cycle before, so that it is resident at entry. A slot never wraps: with release -1 its load
+  // starts with the cycle. What has been in its place before: indices of the list it is in.
   int32_t release = -1;
   bool wraps = false;
+  std::vector<int32_t> before;
 };
 
-// Stays whatever the budget: small (norms, biases), or pinned.
-bool always_resident(const WeightUse& weight);
+// Stays whatever the budget: small weights (norms, biases), or pinned.
+bool always_resident(const Cached& cached);
 
-// All weights of the graph in the order in which they should be kept, see plan.h. Weights that no
-// op uses come where the last op would use them: another Program of the session does.
-std::vector<WeightUse> keep_order(const Graph& graph);
+// All weights of the graph, and its slots that have a copy (kv_slots), in the order in which they
+// should be kept, see plan.h. Weights that no op uses come where the last op would use them: another
+// Program of the session does.
+std::vector<Cached> keep_order(const Graph& graph, bool kv_slots);
 
 // Where the parts of the arena are.
 struct Layout {
-  Bytes state_bytes = 0;
+  Bytes state_bytes = 0;  // that never moves
   Bytes activation_bytes = 0;
   Bytes arena_bytes = 0;
   Bytes weight_begin() const { return state_bytes; }
@@ -59,12 +64,12 @@ struct Layout {
 };
 
 // Marks and places residents (in keep order, low to high) so that `ring_bytes` are left, then
-// lays the rest out in the ring. False when the ring is too small for the streamed weights.
-bool place_weights(const Graph& graph, std::vector<WeightUse>& weights, const Layout& layout,
-                   Bytes ring_bytes);
+// lays the rest out in the ring. False when the ring is too small for what is streamed.
+bool place_cached(const Graph& graph, std::vector<Cached>& cached, const Layout& layout,
+                  Bytes ring_bytes);
 
 // Everything decided: the instructions.
 Program emit(const PlanRequest& request, const Layout& layout,
-             const std::vector<Buffer>& buffers, const std::vector<WeightUse>& weights);
+             const std::vector<Buffer>& buffers, const std::vector<Cached>& cached);
 
 }  // namespace headrace::plan

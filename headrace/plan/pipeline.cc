@@ -1,6 +1,7 @@
 // The list of passes: read this first.
 #include <algorithm>
 
+#include "headrace/ir/kv.h"
 #include "headrace/plan/passes.h"
 #include "headrace/sim/simulate.h"
 
@@ -9,44 +10,40 @@ namespace {
 
 using plan::Buffer;
 using plan::Layout;
-using plan::WeightUse;
+using plan::Cached;
 
-Bytes state_bytes(const Graph& graph) {
-  Bytes bytes = 0;
-  for (const Tensor& t : graph.tensors) {
-    if (t.role == Role::kState) bytes += device_bytes(t);
-  }
-  return round_up(bytes, kPage);
-}
-
-// What every plan of this graph needs whatever the budget, and the weights in keep order.
+// What every plan of this graph needs whatever the budget, and what may be kept, in keep order.
 struct Analysis {
   std::vector<Buffer> buffers;
-  std::vector<WeightUse> weights;
+  std::vector<Cached> cached;
   Layout layout;
   Bytes least_arena = 0;
   Bytes full_arena = 0;
 };
 
-Analysis analyse(const Graph& graph) {
+Analysis analyse(const Graph& graph, bool kv_slots) {
   Analysis a;
   a.buffers = plan::live_ranges(graph);
   a.layout.activation_bytes = plan::assign_offsets(a.buffers);
-  a.layout.state_bytes = state_bytes(graph);
-  a.weights = plan::keep_order(graph);
-  const Bytes fixed = a.layout.activation_bytes + a.layout.state_bytes;
-  a.least_arena = fixed;
-  a.full_arena = fixed;
-  Bytes largest = 0;
-  for (const WeightUse& w : a.weights) {
-    a.full_arena += w.bytes;
-    if (plan::always_resident(w)) {
-      a.least_arena += w.bytes;
+  a.cached = plan::keep_order(graph, kv_slots);
+  Bytes state = 0;
+  for (const Tensor& t : graph.tensors) {
+    if (t.role == Role::kState) state += device_bytes(t);
+  }
+  Bytes largest = 0, kept = 0, all = 0;
+  for (const Cached& c : a.cached) {
+    all += c.bytes;
+    if (c.slot) state -= c.bytes;
+    if (plan::always_resident(c)) {
+      kept += c.bytes;
     } else {
-      largest = std::max(largest, w.bytes);
+      largest = std::max(largest, c.bytes);
     }
   }
-  a.least_arena += largest;
+  a.layout.state_bytes = round_up(state, kPage);
+  const Bytes fixed = a.layout.activation_bytes + a.layout.state_bytes;
+  a.least_arena = fixed + kept + largest;
+  a.full_arena = fixed + all;
   return a;
 }
 
@@ -55,15 +52,15 @@ Analysis analyse(const Graph& graph) {
 constexpr Bytes kInFlight = 8 * kMiB;
 
 // Ring sizes to try, by doubling: from one that keeps the disk's queue full, or an eighth of the
-// room where that is less; where the room is scarce, from the largest streamed weight (no overlap).
+// room where that is less; where the room is scarce, from the largest that is streamed (no overlap).
 std::vector<Bytes> ring_candidates(const Analysis& a) {
   Bytes largest = 0;
   Bytes room = a.layout.weight_end() - a.layout.weight_begin();
-  for (const WeightUse& w : a.weights) {
-    if (plan::always_resident(w)) {
-      room -= w.bytes;
+  for (const Cached& c : a.cached) {
+    if (plan::always_resident(c)) {
+      room -= c.bytes;
     } else {
-      largest = std::max(largest, w.bytes);
+      largest = std::max(largest, c.bytes);
     }
   }
   std::vector<Bytes> sizes = {largest};
@@ -79,35 +76,36 @@ std::vector<Bytes> ring_candidates(const Analysis& a) {
 }  // namespace
 
 Bytes least_arena_bytes(const Graph& graph, TierId kv_tier) {
-  const Analysis a = analyse(graph);
-  if (!kv_tier.valid()) return a.least_arena;
-  Bytes slots = 0, largest_slot = 0, largest = 0;
-  for (const Op& op : graph.ops) {
-    if (op.kind != OpKind::kAttention || op.iattr(Attr::kSegmentCount) == op.iattr(Attr::kSegments)) {
-      continue;
-    }
-    for (const TensorId id : op.updates) {
-      if (graph.at(id).slot.layer < 0) continue;
-      slots += device_bytes(graph.at(id));
-      largest_slot = std::max(largest_slot, device_bytes(graph.at(id)));
-    }
-  }
-  for (const WeightUse& w : a.weights) {
-    if (!plan::always_resident(w)) largest = std::max(largest, w.bytes);
-  }
-  return a.least_arena - slots + std::max(largest_slot, largest) - largest;
+  return analyse(graph, kv_tier.valid()).least_arena;
 }
-Bytes full_arena_bytes(const Graph& graph) { return analyse(graph).full_arena; }
+Bytes full_arena_bytes(const Graph& graph, TierId kv_tier) {
+  return analyse(graph, kv_tier.valid()).full_arena;
+}
+
+StepRows typical_rows(const Graph& graph, int64_t position) {
+  StepRows rows;
+  const auto n = static_cast<size_t>(graph.max_rows);
+  // A decode step seals a tile once in 64 times: that one is not typical.
+  if (n == 1 && position % kKvTile == kKvTile - 1) ++position;
+  rows.tokens.assign(n, 0);
+  rows.sequences.assign(n, 0);
+  for (size_t i = 0; i < n; ++i) {
+    rows.positions.push_back(static_cast<int32_t>(position) + static_cast<int32_t>(i));
+  }
+  return rows;
+}
 
 Result<Program> plan_cyclic(const PlanRequest& request) {
   HR_CHECK(request.machine != nullptr && request.machine->tiers.size() >= 2,
            "a plan needs a machine with a file tier");
-  Analysis a = analyse(*request.graph);
+  Analysis a = analyse(*request.graph, request.kv_tier.valid());
+  HR_CHECK(!request.kv_tier.valid() || request.kv_tier.index() < request.machine->tiers.size(),
+           "KV moves to a tier that the machine has");
   a.layout.arena_bytes = round_down(request.arena_bytes, kPage);
   if (a.layout.arena_bytes < a.least_arena) {
     return error(Code::kDoesNotFit,
-                 "%s needs an arena of at least %s (%lld bytes: KV %s, activations %s, smallest "
-                 "weights and ring %s), %s are left for it",
+                 "%s needs an arena of at least %s (%lld bytes: KV that stays %s, activations %s, "
+                 "smallest weights and ring %s), %s are left for it",
                  request.name.c_str(), human_bytes(a.least_arena).c_str(),
                  static_cast<long long>(a.least_arena), human_bytes(a.layout.state_bytes).c_str(),
                  human_bytes(a.layout.activation_bytes).c_str(),
@@ -117,10 +115,11 @@ Result<Program> plan_cyclic(const PlanRequest& request) {
   }
   Program best;
   Nanos best_ns = 0;
+  const StepRows rows = typical_rows(*request.graph, request.cost.positions);
   for (Bytes ring : ring_candidates(a)) {
-    if (!plan::place_weights(*request.graph, a.weights, a.layout, ring)) continue;
-    Program candidate = plan::emit(request, a.layout, a.buffers, a.weights);
-    const Nanos ns = simulate(candidate).total_ns;
+    if (!plan::place_cached(*request.graph, a.cached, a.layout, ring)) continue;
+    Program candidate = plan::emit(request, a.layout, a.buffers, a.cached);
+    const Nanos ns = simulate(candidate, {.tiers = {}, .rows = &rows}).total_ns;
     if (best.graph == nullptr || ns < best_ns) {
       best = std::move(candidate);
       best_ns = ns;

@@ -7,13 +7,14 @@
 //   offsets       arena offsets of activations, largest first at the lowest free offset
 //   residents     which weights stay: a prefix of one fixed order whose every prefix is spread
 //                 evenly over the step (van der Corput), so that a larger budget keeps a superset
-//                 and the copy engine finds its work evenly between resident tiles
-//   ring          offsets of the streamed weights in a ring, loads issued when their slot frees
+//                 and the copy engine finds its work evenly between resident tiles; KV slots that
+//                 may move come after them, older positions first
+//   ring          offsets of what is streamed in a ring, loads issued when their place frees
 //   emit          instructions, waits and residencies
 // The size of the ring is chosen by playing each candidate in the simulator.
 //
-// Arena layout, low to high: state (KV) | resident weights | ring | activations and workspace.
-// State and the common prefix of the residents have the same offsets in every Program of a
+// Arena layout, low to high: state that never moves (KV) | residents | ring | activations and
+// workspace. State and the common prefix of the residents have the same offsets in every Program of a
 // session, whatever the row count: bridges move only what differs.
 //
 // Promises
@@ -49,7 +50,9 @@ Result<Program> plan_cyclic(const PlanRequest& request);
 // The smallest arena that plan_cyclic accepts for this graph, with this PlanRequest::kv_tier.
 Bytes least_arena_bytes(const Graph& graph, TierId kv_tier = TierId());
 // The smallest arena in which plan_cyclic streams nothing.
-Bytes full_arena_bytes(const Graph& graph);
+Bytes full_arena_bytes(const Graph& graph, TierId kv_tier = TierId());
+// A full step of one sequence from about `position` on that seals no tile it could do without.
+StepRows typical_rows(const Graph& graph, int64_t position);
 
 // What follows a bridge: more cycles of the target, or another Program. In the second case the loads
 // that the target issues for its next cycle are left out, and the bridge ends without them.
@@ -65,10 +68,13 @@ Result<Program> plan_bridge(const Program& target, const std::vector<Placed>& st
 struct PlanSummary {
   Bytes model_bytes = 0;      // M: page-rounded union of the weights one cycle uses
   Bytes resident_bytes = 0;   // R: page-rounded union of the weights that stay
-  Bytes streamed_bytes = 0;   // loaded a cycle
+  Bytes streamed_bytes = 0;   // of weights, loaded a cycle
   Bytes gathered_bytes = 0;   // embedding rows a cycle, at most
   Bytes ring_bytes = 0;
-  Bytes state_bytes = 0;      // KV
+  Bytes state_bytes = 0;      // KV on the device, what passes through the ring apart
+  Bytes kv_streamed_bytes = 0;  // of slots that pass through the ring: loaded when they are full
+  Bytes kv_copy_bytes = 0;      // of slots that have a copy in another tier
+  Bytes kv_loaded_bytes = 0;    // of slots, loaded in a cycle at `position`
   Bytes workspace_bytes = 0;  // activations and workspace, at their peak
   Bytes arena_bytes = 0;
   int resident_tensors = 0;
@@ -76,6 +82,7 @@ struct PlanSummary {
   Nanos predicted_ns = 0;     // of a cycle, by the simulator
   Nanos predicted_stall_ns = 0;
 };
-PlanSummary summarize(const Program& program);
+// `position`: of the first row of the cycle that times and KV bytes are predicted for.
+PlanSummary summarize(const Program& program, int64_t position = 0);
 
 }  // namespace headrace

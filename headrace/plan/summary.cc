@@ -33,7 +33,7 @@ class PageUnion {
 
 }  // namespace
 
-PlanSummary summarize(const Program& p) {
+PlanSummary summarize(const Program& p, int64_t position) {
   const Graph& g = *p.graph;
   PlanSummary s;
   PageUnion model, resident;
@@ -47,8 +47,14 @@ PlanSummary summarize(const Program& p) {
   Bytes ring_low = p.arena_bytes, ring_high = 0;
   for (const Residency& r : p.residencies) {
     const Role role = r.tensor.valid() ? g.at(r.tensor).role : Role::kActivation;
-    if (role == Role::kState) {
-      s.state_bytes += r.bytes;
+    if (r.tier != kDevice) {
+      if (r.begin == kEntry) s.kv_copy_bytes += r.bytes;
+    } else if (role == Role::kState) {
+      const bool stays = r.end == p.exit();
+      (stays ? s.state_bytes : s.kv_streamed_bytes) += r.bytes;
+      if (stays) continue;
+      ring_low = std::min(ring_low, r.offset);
+      ring_high = std::max(ring_high, r.offset + r.bytes);
     } else if (role == Role::kWeight && !used[r.tensor.index()]) {
       continue;  // kept for another Program
     } else if (role != Role::kWeight) {
@@ -74,8 +80,13 @@ PlanSummary summarize(const Program& p) {
   s.ring_bytes = std::max<Bytes>(0, ring_high - ring_low);
   s.workspace_bytes = p.arena_bytes - workspace_low;
   s.arena_bytes = p.arena_bytes;
-  const Trace trace = simulate(p);
-  s.streamed_bytes = trace.loaded_bytes;
+  const StepRows rows = typical_rows(g, position);
+  const Trace trace = simulate(p, {.tiers = {}, .rows = &rows});
+  for (size_t i = 0; i < p.instrs.size(); ++i) {
+    if (p.instrs[i].kind != InstrKind::kLoad) continue;
+    const bool kv = g.at(p.instrs[i].tensor).role == Role::kState;
+    (kv ? s.kv_loaded_bytes : s.streamed_bytes) += trace.records[i].bytes;
+  }
   s.gathered_bytes = trace.gathered_bytes;
   s.predicted_ns = trace.total_ns;
   s.predicted_stall_ns = trace.stall_ns;

@@ -19,16 +19,16 @@ uint32_t reversed_bits(uint32_t i, int bits) {
   return out;
 }
 
-std::vector<WeightUse> weight_uses(const Graph& graph) {
+std::vector<Cached> weights_of(const Graph& graph) {
   std::vector<int32_t> index(graph.tensors.size(), -1);
-  std::vector<WeightUse> uses;
+  std::vector<Cached> uses;
   for (size_t o = 0; o < graph.ops.size(); ++o) {
     for (TensorId id : graph.ops[o].inputs) {
       if (!id.valid() || graph.at(id).role != Role::kWeight) continue;
       int32_t& at = index[id.index()];
       if (at < 0) {
         at = static_cast<int32_t>(uses.size());
-        WeightUse w;
+        Cached w;
         w.tensor = id;
         w.bytes = device_bytes(graph.at(id));
         w.first = static_cast<int32_t>(o);
@@ -39,7 +39,7 @@ std::vector<WeightUse> weight_uses(const Graph& graph) {
   }
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     if (graph.tensors[t].role != Role::kWeight || index[t] >= 0) continue;
-    WeightUse w;
+    Cached w;
     w.tensor = TensorId(static_cast<int64_t>(t));
     w.bytes = device_bytes(graph.tensors[t]);
     w.first = w.last = static_cast<int32_t>(graph.ops.size());
@@ -48,11 +48,38 @@ std::vector<WeightUse> weight_uses(const Graph& graph) {
   return uses;
 }
 
-bool used(const Graph& graph, const WeightUse& w) {
+// Slots of attention that is done in parts, by segment, then by op. Each is used by one op; the slots
+// of one op (several sequences) are used at once.
+std::vector<std::vector<Cached>> slots_by_segment(const Graph& graph) {
+  std::vector<std::vector<Cached>> out;
+  for (size_t o = 0; o < graph.ops.size(); ++o) {
+    const Op& op = graph.ops[o];
+    if (op.kind != OpKind::kAttention) continue;
+    if (op.iattr(Attr::kSegmentCount) == op.iattr(Attr::kSegments)) continue;
+    bool first = true;
+    for (const TensorId id : op.updates) {
+      const KvSlot& slot = graph.at(id).slot;
+      if (slot.layer < 0) continue;
+      Cached c;
+      c.tensor = id;
+      c.slot = true;
+      c.bytes = device_bytes(graph.at(id));
+      c.first = c.last = static_cast<int32_t>(o);
+      c.pinned = !first;
+      first = false;
+      const auto segment = static_cast<size_t>(slot.segment);
+      if (segment >= out.size()) out.resize(segment + 1);
+      out[segment].push_back(c);
+    }
+  }
+  return out;
+}
+
+bool used(const Graph& graph, const Cached& w) {
   return w.first < static_cast<int32_t>(graph.ops.size());
 }
 
-bool only_embedded(const Graph& graph, const WeightUse& w) {
+bool only_embedded(const Graph& graph, const Cached& w) {
   return used(graph, w) && graph.ops[static_cast<size_t>(w.last)].kind == OpKind::kEmbed;
 }
 
@@ -60,9 +87,9 @@ bool only_embedded(const Graph& graph, const WeightUse& w) {
 // first are streamed (the greedy choice of the most disjoint intervals); the others are pinned: a
 // weight that is used early and late, or all but one of those that one op uses at once.
 // Precondition: `uses` ascend by last use.
-void pin_overlapping(const Graph& graph, std::vector<WeightUse>& uses) {
+void pin_overlapping(const Graph& graph, std::vector<Cached>& uses) {
   int32_t busy_until = -1;
-  for (WeightUse& w : uses) {
+  for (Cached& w : uses) {
     if (w.bytes <= kAlwaysResident || !used(graph, w)) continue;
     w.pinned = w.first <= busy_until;
     if (!w.pinned) busy_until = w.last;
@@ -70,7 +97,7 @@ void pin_overlapping(const Graph& graph, std::vector<WeightUse>& uses) {
 }
 
 // Appends `uses` so that every prefix is spread evenly over them (van der Corput, base 2).
-void append_spread(const std::vector<WeightUse>& uses, std::vector<WeightUse>& order) {
+void append_spread(const std::vector<Cached>& uses, std::vector<Cached>& order) {
   const int bits = std::bit_width(uses.size());
   for (uint32_t i = 0; i < (1u << bits); ++i) {
     const uint32_t at = reversed_bits(i, bits);
@@ -79,9 +106,9 @@ void append_spread(const std::vector<WeightUse>& uses, std::vector<WeightUse>& o
 }
 
 // The ring: slots in order of first use, from `begin` up, starting again when the end is near.
-bool lay_out_ring(std::vector<WeightUse*>& streamed, Bytes begin, Bytes end) {
+bool lay_out_ring(std::vector<Cached*>& streamed, Bytes begin, Bytes end) {
   Bytes at = begin;
-  for (WeightUse* w : streamed) {
+  for (Cached* w : streamed) {
     if (at + w->bytes > end) at = begin;
     if (at + w->bytes > end) return false;
     w->offset = at;
@@ -90,45 +117,62 @@ bool lay_out_ring(std::vector<WeightUse*>& streamed, Bytes begin, Bytes end) {
   return true;
 }
 
-bool overlap(const WeightUse& a, const WeightUse& b) {
+bool overlap(const Cached& a, const Cached& b) {
   return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
 
-// When may each load start? After the last use of the previous tenants of its slot: those earlier
-// in this cycle, else those of the cycle before. A slot with one tenant needs no load at all.
-bool set_releases(std::vector<WeightUse*>& streamed) {
-  const size_t n = streamed.size();
-  for (size_t j = 0; j < n; ++j) {
-    WeightUse& w = *streamed[j];
-    w.release = -1;
-    w.wraps = false;
-    // Walking backwards over at most one ring's worth of slots finds the youngest tenant; older
-    // ones ended before it, since no two streamed weights are in use at once.
-    for (size_t i = j; i-- > 0 && w.release < 0;) {
-      if (overlap(*streamed[i], w)) w.release = streamed[i]->last;
+// Who had the place of streamed[j] before: youngest first, back to three laps of the ring (the present
+// one, the unfinished last one of the cycle before and a whole one). Indices into `streamed`; those
+// after j are of the cycle before.
+std::vector<size_t> tenants_before(const std::vector<Cached*>& streamed, size_t j, Bytes ring) {
+  std::vector<size_t> out;
+  Bytes passed = 0;
+  for (size_t k = 1; k < streamed.size() && passed <= 3 * ring; ++k) {
+    const size_t i = (j + streamed.size() - k) % streamed.size();
+    passed += streamed[i]->bytes;
+    if (overlap(*streamed[i], *streamed[j])) out.push_back(i);
+  }
+  return out;
+}
+
+// When may each load start? After the last use of the previous tenants of its place: those earlier
+// in this cycle, else those of the cycle before. A place with one tenant needs no load at all.
+bool set_releases(const std::vector<Cached>& all, std::vector<Cached*>& streamed, Bytes ring) {
+  for (size_t j = 0; j < streamed.size(); ++j) {
+    Cached& c = *streamed[j];
+    c.release = -1;
+    c.wraps = false;
+    c.before.clear();
+    const std::vector<size_t> tenants = tenants_before(streamed, j, ring);
+    for (const size_t i : tenants) {
+      c.before.push_back(static_cast<int32_t>(streamed[i] - all.data()));
     }
-    if (w.release >= w.first) return false;
-    if (w.release >= 0) continue;
-    w.wraps = true;
-    for (size_t i = n; i-- > j + 1 && w.release < 0;) {
-      if (overlap(*streamed[i], w)) w.release = streamed[i]->last;
+    if (tenants.empty()) {
+      c.resident = true;
+    } else if (tenants[0] < j) {
+      c.release = streamed[tenants[0]]->last;
+      if (c.release >= c.first) return false;
+    } else if (!c.slot) {
+      c.wraps = true;
+      c.release = streamed[tenants[0]]->last;
     }
-    if (w.release < 0) w.resident = true;
   }
   return true;
 }
 
 }  // namespace
 
-bool always_resident(const WeightUse& w) { return w.bytes <= kAlwaysResident || w.pinned; }
+bool always_resident(const Cached& c) {
+  return c.pinned || (!c.slot && c.bytes <= kAlwaysResident);
+}
 
-std::vector<WeightUse> keep_order(const Graph& graph) {
-  std::vector<WeightUse> uses = weight_uses(graph);
+std::vector<Cached> keep_order(const Graph& graph, bool kv_slots) {
+  std::vector<Cached> uses = weights_of(graph);
   std::stable_sort(uses.begin(), uses.end(),
-                   [](const WeightUse& a, const WeightUse& b) { return a.last < b.last; });
+                   [](const Cached& a, const Cached& b) { return a.last < b.last; });
   pin_overlapping(graph, uses);
-  std::vector<WeightUse> order, small, spread, embedded;
-  for (const WeightUse& w : uses) {
+  std::vector<Cached> order, small, spread, embedded;
+  for (const Cached& w : uses) {
     if (w.bytes <= kAlwaysResident) {
       order.push_back(w);
     } else if (only_embedded(graph, w)) {
@@ -140,45 +184,48 @@ std::vector<WeightUse> keep_order(const Graph& graph) {
   append_spread(small, order);
   append_spread(spread, order);
   order.insert(order.end(), embedded.begin(), embedded.end());
+  if (!kv_slots) return order;
+  for (const std::vector<Cached>& segment : slots_by_segment(graph)) append_spread(segment, order);
   return order;
 }
 
-bool place_weights(const Graph& graph, std::vector<WeightUse>& weights, const Layout& layout,
-                   Bytes ring_bytes) {
+bool place_cached(const Graph& graph, std::vector<Cached>& weights, const Layout& layout,
+                  Bytes ring_bytes) {
   Bytes total = 0;
-  for (const WeightUse& w : weights) total += w.bytes;
+  for (const Cached& w : weights) total += w.bytes;
   const Bytes room = layout.weight_end() - layout.weight_begin();
   const Bytes keep = total <= room ? total : room - ring_bytes;
   Bytes at = layout.weight_begin();
   // What stays whatever the budget; the prefix; then whatever else still fits, so that no room is
   // left that could hold a whole weight. Where all fits, the order alone decides: offsets are the
   // same in every Program of a session.
-  for (WeightUse& w : weights) w.resident = false;
-  const auto try_keep = [&](WeightUse& w) {
+  for (Cached& w : weights) w.resident = false;
+  const auto try_keep = [&](Cached& w) {
     if (w.resident || at + w.bytes > layout.weight_begin() + keep) return w.resident;
     w.offset = at;
     at += w.bytes;
     return w.resident = true;
   };
   if (total > room) {
-    for (WeightUse& w : weights) {
+    for (Cached& w : weights) {
       if (always_resident(w)) try_keep(w);
     }
   }
-  for (WeightUse& w : weights) {
+  for (Cached& w : weights) {
     if (!try_keep(w)) break;
   }
-  for (WeightUse& w : weights) try_keep(w);
-  for (const WeightUse& w : weights) {
+  for (Cached& w : weights) try_keep(w);
+  for (const Cached& w : weights) {
     if (!w.resident && always_resident(w)) return false;
   }
-  std::vector<WeightUse*> streamed;
-  for (WeightUse& w : weights) {
+  std::vector<Cached*> streamed;
+  for (Cached& w : weights) {
     if (!w.resident && used(graph, w)) streamed.push_back(&w);
   }
   std::stable_sort(streamed.begin(), streamed.end(),
-                   [](const WeightUse* a, const WeightUse* b) { return a->first < b->first; });
-  return lay_out_ring(streamed, at, layout.weight_end()) && set_releases(streamed);
+                   [](const Cached* a, const Cached* b) { return a->first < b->first; });
+  return lay_out_ring(streamed, at, layout.weight_end()) &&
+         set_releases(weights, streamed, layout.weight_end() - at);
 }
 
 }  // namespace headrace::plan

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headrace/base/split_mix.h"
+#include "headrace/ir/kv.h"
 
 namespace headrace {
 namespace {
@@ -90,15 +91,28 @@ class Player {
     }
   }
 
+  Bytes moved_bytes(const Instr& i, bool store) const {
+    const Tensor& t = p_.graph->at(i.tensor);
+    const bool slot = options_.rows != nullptr && t.slot.layer >= 0 && t.role == Role::kState;
+    if (!slot) return range_bytes(t, i.range, i.codec);
+    const KvPart part = kv_part(t, store, *options_.rows);
+    return part.empty() ? 0 : part.end - part.begin;
+  }
+
   void transfer(size_t s, Nanos ready, Nanos start, Trace& trace) {
     const Instr& i = p_.instrs[s];
     TraceRecord& r = trace.records[s];
     const TierInfo& tier = tiers_[i.tier.index()];
     const bool store = i.kind == InstrKind::kStore;
-    r.bytes = range_bytes(p_.graph->at(i.tensor), i.range, i.codec);
+    r.bytes = moved_bytes(i, store);
     const double rate = store ? tier.store_bytes_per_s : tier.load_bytes_per_s;
     Link& link = links_[stream_of(i).index()];
     const Nanos begin = std::max({link.free, now_, ready});
+    if (r.bytes == 0) {  // keeps its place in the order, takes nothing of the link
+      finish_[s] = std::max(now_, ready);
+      r.begin_ns = r.end_ns = finish_[s] - start;
+      return;
+    }
     link.free = later(begin, clamped(static_cast<double>(r.bytes) / rate * 1e9));
     // In the order listed, also where tiers of one link have different latencies.
     link.complete = std::max(link.complete, later(link.free, tier.latency_ns));
