@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "headrace/ir/graph.h"
+#include "headrace/ir/kv.h"
 #include "headrace/ir/train_ops.h"
 
 namespace headrace {
@@ -136,7 +137,7 @@ class Verifier {
     const auto [required, most] = input_count(op);
     if (op.inputs.size() < required) return error(Code::kBadFile, "too few inputs");
     if (op.inputs.size() > most) return error(Code::kBadFile, "too many inputs");
-    if (op.outputs.size() != 1) return error(Code::kBadFile, "not exactly one output");
+    HR_TRY(check_output_count(op));
     HR_TRY(check_workspace(op));
     if (!op.kernel.empty()) return bad("a kernel's name on an op that is none", op.kernel);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
@@ -145,19 +146,37 @@ class Verifier {
     }
     for (TensorId id : op.updates) {
       HR_TRY(check_id(id, false));
-      if (g_.at(id).role != Role::kState) return bad("an update of no state", g_.at(id).name);
+      // Parts of attention hand on the softmax's state in an activation.
+      if (g_.at(id).role == Role::kActivation && op.kind == OpKind::kAttention) {
+        HR_TRY(check_input(id));
+      } else if (g_.at(id).role != Role::kState) {
+        return bad("an update of no state", g_.at(id).name);
+      }
     }
-    HR_TRY(check_id(op.outputs[0], false));
+    for (TensorId id : op.outputs) HR_TRY(check_id(id, false));
     for (const auto& [attr, value] : op.attrs) {
       if (!(std::abs(value) <= kMostAttr)) return bad("impossible attribute", name_of(attr));
     }
-    HR_TRY(check_types(op));
-    HR_TRY(check_rows(op));
-    HR_TRY(check_shapes(op));
+    if (op.kind == OpKind::kAttention) {
+      HR_TRY(check_attention(op));
+    } else {
+      HR_TRY(check_types(op));
+      HR_TRY(check_rows(op));
+      HR_TRY(check_shapes(op));
+    }
     if (op.kind == OpKind::kMatMul) {
       return write_columns(op.outputs[0], op.iattr(Attr::kColBegin), g_.at(op.inputs[1]).rows);
     }
-    return write_columns(op.outputs[0], 0, g_.at(op.outputs[0]).cols);
+    for (TensorId id : op.outputs) HR_TRY(write_columns(id, 0, g_.at(id).cols));
+    return {};
+  }
+
+  // rope_kv may have open tiles besides, a part of attention nothing at all.
+  Status check_output_count(const Op& op) {
+    const size_t n = op.outputs.size();
+    const bool ok = n == 1 || (n == 2 && op.kind == OpKind::kRopeKv) ||
+                    (n == 0 && op.kind == OpKind::kAttention);
+    return need(ok, "not exactly one output");
   }
 
   Status check_workspace(const Op& op) {
@@ -215,7 +234,7 @@ class Verifier {
       case OpKind::kRmsNorm: return {2, 3};
       case OpKind::kMatMul:
       case OpKind::kRopeKv: return {2, 4};
-      case OpKind::kAttention: return {2, kAnyNumber};
+      case OpKind::kAttention: return {1, 2};
       case OpKind::kAdd: return {2, 2};
       default: return {1, 1};
     }
@@ -228,8 +247,7 @@ class Verifier {
   // Activations are f32; where quantisation is fused into an op, its output may be act_q8.
   Status check_types(const Op& op) {
     const DType out = g_.at(op.outputs[0]).dtype;
-    const bool fused = op.kind == OpKind::kRmsNorm || op.kind == OpKind::kAttention ||
-                       op.kind == OpKind::kGatedAct;
+    const bool fused = op.kind == OpKind::kRmsNorm || op.kind == OpKind::kGatedAct;
     if (op.kind == OpKind::kQuantize) {
       HR_TRY(need(out == DType::kActQ8, "output is not act_q8"));
     } else {
@@ -266,8 +284,7 @@ class Verifier {
         HR_TRY(need(in.rows == 1 && in.dtype == DType::kF32, "inv_freq is not a vector of f32"));
         return need(2 * in.cols == out.cols, "rope table is not twice inv_freq");
       case OpKind::kMatMul: return check_matmul(op);
-      case OpKind::kRopeKv:
-      case OpKind::kAttention: return check_attention(op);
+      case OpKind::kRopeKv: return check_rope_kv(op);
       case OpKind::kGatedAct:
         return need(in.cols == 2 * out.cols, "gate_up is not twice the output");
       case OpKind::kRmsNorm:
@@ -318,46 +335,142 @@ class Verifier {
     return {};
   }
 
-  Status check_attention(const Op& op) {
-    const int64_t heads = op.iattr(Attr::kHeads), kv = op.iattr(Attr::kKvHeads);
-    const int64_t dim = op.iattr(Attr::kHeadDim);
-    HR_TRY(need(heads > 0 && kv > 0 && dim > 0 && heads % kv == 0, "heads do not divide"));
-    HR_TRY(need(heads < kMostHeads && dim < kMostHeads, "heads beyond all measure"));
-    const int64_t segment = op.iattr(Attr::kSegmentTokens);
-    HR_TRY(need(segment > 0 && segment % 64 == 0, "segments are not whole tiles of 64"));
-    const int64_t q_cols = heads * dim;
-    HR_TRY(need(g_.at(op.outputs[0]).cols == q_cols, "output is not heads x head_dim"));
-    if (op.kind == OpKind::kAttention) {
-      HR_TRY(need(g_.at(op.inputs[0]).cols == q_cols, "q is not heads x head_dim"));
-      return check_slots(op, std::vector<TensorId>(op.inputs.begin() + 1, op.inputs.end()));
-    }
-    HR_TRY(need(g_.at(op.inputs[0]).cols == q_cols + 2 * kv * dim, "qkv has the wrong width"));
-    HR_TRY(need(g_.at(op.inputs[1]).cols == dim, "rope table is not as wide as a head"));
-    for (size_t i = 2; i < op.inputs.size(); ++i) {
-      if (!op.inputs[i].valid()) continue;
-      HR_TRY(need(is_vector(g_.at(op.inputs[i]), dim),
-                  "q_norm or k_norm is not as wide as a head"));
-    }
-    return check_slots(op, op.updates);
+  // What rope_kv and attention have in common.
+  struct Kv {
+    int64_t heads = 0, kv_heads = 0, dim = 0;
+    Bytes tile = 0;         // of a sealed tile
+    Bytes tail = 0;         // of a tail or an open tile
+    int64_t tail_rows = 0;  // of f16 [padded head_dim]
+  };
+  Result<Kv> check_heads(const Op& op) {
+    Kv kv;
+    kv.heads = op.iattr(Attr::kHeads);
+    kv.kv_heads = op.iattr(Attr::kKvHeads);
+    kv.dim = op.iattr(Attr::kHeadDim);
+    HR_TRY(need(kv.heads > 0 && kv.kv_heads > 0 && kv.dim > 0 && kv.heads % kv.kv_heads == 0,
+                "heads do not divide"));
+    HR_TRY(need(kv.heads < kMostHeads && kv.dim < kMostHeads, "heads beyond all measure"));
+    const int64_t format = op.iattr(Attr::kKvFormat);
+    HR_TRY(need(format >= 0 && format < kKvFormatCount, "a KV format that does not exist"));
+    kv.tile = kv_tile_bytes(static_cast<KvFormat>(format), kv.kv_heads, kv.dim);
+    kv.tail = kv_tail_bytes(kv.kv_heads, kv.dim);
+    kv.tail_rows = 2 * kKvTile * kv.kv_heads;
+    return kv;
   }
 
-  Status check_slots(const Op& op, const std::vector<TensorId>& slots) {
-    const int64_t segments = op.iattr(Attr::kSegments);
-    HR_TRY(need(segments > 0 && !slots.empty() && slots.size() % static_cast<size_t>(segments) == 0,
+  // Tiles in 16 bits, any number of them.
+  Status check_tiles(TensorId id, const Kv& kv, const char* what) {
+    const Tensor& t = g_.at(id);
+    return need(t.dtype == DType::kF16 && t.rows % kv.tail_rows == 0 &&
+                    t.cols == round_up(kv.dim, 16),
+                what);
+  }
+
+  Status check_tails(const Op& op, size_t count, const Kv& kv) {
+    for (size_t i = 0; i < count; ++i) {
+      HR_TRY(check_id(op.updates[i], false));
+      const Tensor& t = g_.at(op.updates[i]);
+      HR_TRY(need(t.role == Role::kState && t.slot.layer < 0, "a tail is no state of its own"));
+      HR_TRY(check_tiles(op.updates[i], kv, "a tail is not tiles of 16 bits"));
+      HR_TRY(need(count == 1 || t.bytes == kv.tail, "a tail of the wrong size"));
+    }
+    return {};
+  }
+
+  Status check_rope_kv(const Op& op) {
+    HR_ASSIGN(const Kv kv, check_heads(op));
+    HR_TRY(need(g_.at(op.outputs[0]).cols == kv.heads * kv.dim, "output is not heads x head_dim"));
+    HR_TRY(need(g_.at(op.inputs[0]).cols == (kv.heads + 2 * kv.kv_heads) * kv.dim,
+                "qkv has the wrong width"));
+    HR_TRY(need(g_.at(op.inputs[1]).cols == kv.dim, "rope table is not as wide as a head"));
+    for (size_t i = 2; i < op.inputs.size(); ++i) {
+      if (!op.inputs[i].valid()) continue;
+      HR_TRY(need(is_vector(g_.at(op.inputs[i]), kv.dim),
+                  "q_norm or k_norm is not as wide as a head"));
+    }
+    HR_TRY(need(!op.updates.empty(), "rope_kv without tails"));
+    HR_TRY(check_tails(op, op.updates.size(), kv));
+    if (op.outputs.size() < 2) return {};
+    return check_tiles(op.outputs[1], kv, "open tiles are not tiles of 16 bits");
+  }
+
+  Status check_attention(const Op& op) {
+    HR_ASSIGN(const Kv kv, check_heads(op));
+    const Tensor& q = g_.at(op.inputs[0]);
+    HR_TRY(need(q.dtype == DType::kF32 && q.cols == kv.heads * kv.dim,
+                "q is not heads x head_dim of f32"));
+    if (op.inputs.size() > 1 && op.inputs[1].valid()) {
+      HR_TRY(check_tiles(op.inputs[1], kv, "open tiles are not tiles of 16 bits"));
+    }
+    const int64_t segment = op.iattr(Attr::kSegmentTokens);
+    HR_TRY(need(segment > 0 && segment % kKvTile == 0, "segments are not whole tiles of 64"));
+    const int64_t segments = op.iattr(Attr::kSegments), begin = op.iattr(Attr::kSegmentBegin);
+    const int64_t count = op.iattr(Attr::kSegmentCount);
+    HR_TRY(need(segments > 0 && begin >= 0 && count > 0 && begin <= segments - count,
+                "segments that the sequences do not have"));
+    const bool first = begin == 0, last = begin + count == segments;
+    HR_TRY(check_attention_output(op, kv, first, last));
+    std::vector<TensorId> rest = op.updates;
+    if (!first) {
+      HR_TRY(need(!rest.empty() && is_softmax_state(rest.back(), q, kv),
+                  "a later part of attention without the softmax's state"));
+      rest.pop_back();
+    }
+    const int64_t blocks = op.iattr(Attr::kPoolBlocks);
+    HR_TRY(need(blocks >= 0, "a pool of less than nothing"));
+    return blocks > 0 ? check_pool(op, rest, kv, blocks) : check_slots(op, rest, kv);
+  }
+
+  bool is_softmax_state(TensorId id, const Tensor& q, const Kv& kv) const {
+    const Tensor& t = g_.at(id);
+    return t.role == Role::kActivation && t.dtype == DType::kF32 && t.rows == q.rows &&
+           t.cols == kv.heads * (round_up(kv.dim, 16) + 2);
+  }
+
+  Status check_attention_output(const Op& op, const Kv& kv, bool first, bool last) {
+    const Tensor& q = g_.at(op.inputs[0]);
+    if (!first && !last) return need(op.outputs.empty(), "a middle part of attention has an output");
+    HR_TRY(need(op.outputs.size() == 1, "not exactly one output"));
+    if (!last) {
+      return need(is_softmax_state(op.outputs[0], q, kv),
+                  "the first part of attention does not give the softmax's state");
+    }
+    const Tensor& out = g_.at(op.outputs[0]);
+    HR_TRY(need(out.dtype == DType::kF32 || out.dtype == DType::kActQ8,
+                "output of a type that this op does not write"));
+    return need(out.rows == q.rows && out.cols == q.cols, "output is not heads x head_dim");
+  }
+
+  Status check_pool(const Op& op, const std::vector<TensorId>& state, const Kv& kv,
+                    int64_t blocks) {
+    HR_TRY(need(state.size() == 2, "not exactly tails and a pool"));
+    HR_TRY(check_tails(op, 1, kv));
+    const Tensor& t = g_.at(state[1]);
+    return need(t.role == Role::kState && t.dtype == DType::kI8 && t.cols == kv.tile &&
+                    t.rows % blocks == 0 &&
+                    t.rows / blocks == op.iattr(Attr::kSegmentTokens) / kKvTile,
+                "a pool of the wrong size");
+  }
+
+  // A tail and segment_count slots of each sequence.
+  Status check_slots(const Op& op, const std::vector<TensorId>& state, const Kv& kv) {
+    const auto count = static_cast<size_t>(op.iattr(Attr::kSegmentCount));
+    HR_TRY(need(!state.empty() && count < state.size() && state.size() % (count + 1) == 0,
                 "KV slots are not whole sequences"));
-    const int64_t elements = 2 * op.iattr(Attr::kSegmentTokens) * op.iattr(Attr::kKvHeads) *
-                             round_up(op.iattr(Attr::kHeadDim), 16);
-    for (size_t i = 0; i < slots.size(); ++i) {
-      HR_TRY(check_id(slots[i], false));
-      const Tensor& t = g_.at(slots[i]);
+    const size_t sequences = state.size() / (count + 1);
+    HR_TRY(check_tails(op, sequences, kv));
+    const int64_t begin = op.iattr(Attr::kSegmentBegin);
+    for (size_t i = 0; i < sequences * count; ++i) {
+      const Tensor& t = g_.at(state[sequences + i]);
       const KvSlot& s = t.slot;
       HR_TRY(need(t.role == Role::kState, "a KV slot is no state"));
       HR_TRY(need(s.layer >= 0, "state without a slot"));
-      HR_TRY(need(t.dtype == DType::kF16 && t.rows * t.cols == elements,
+      HR_TRY(need(t.dtype == DType::kI8 && t.cols == kv.tile &&
+                      t.rows == op.iattr(Attr::kSegmentTokens) / kKvTile,
                   "a KV slot of the wrong size"));
-      HR_TRY(need(s.layer == g_.at(slots[0]).slot.layer, "KV slots of several layers"));
-      const int64_t want = static_cast<int64_t>(i);
-      HR_TRY(need(s.sequence == want / segments && s.segment == want % segments,
+      HR_TRY(need(s.layer == g_.at(state[sequences]).slot.layer, "KV slots of several layers"));
+      HR_TRY(need(s.sequence == static_cast<int64_t>(i / count) &&
+                      s.segment == begin + static_cast<int64_t>(i % count),
                   "KV slots are out of order"));
     }
     return {};
