@@ -1,7 +1,11 @@
 #include "headrace/base/system.h"
 
 #include <sched.h>
+#include <sys/statvfs.h>
 #include <time.h>
+
+#include <cerrno>
+#include <cstring>
 
 namespace headrace {
 
@@ -20,6 +24,14 @@ std::vector<int> allowed_cpus() {
     if (CPU_ISSET(i, &set)) cpus.push_back(i);
   }
   return cpus;
+}
+
+Result<Bytes> free_on_disk(const std::string& folder) {
+  struct statvfs info = {};
+  if (::statvfs(folder.c_str(), &info) != 0) {
+    return error(Code::kIo, "cannot look at %s: %s", folder.c_str(), std::strerror(errno));
+  }
+  return static_cast<Bytes>(info.f_bavail) * static_cast<Bytes>(info.f_frsize);
 }
 
 }  // namespace headrace

@@ -1,20 +1,32 @@
 // Attention of a block written once over Lanes. Included by attention_avx2.cc and
 // attention_avx512.cc, each after its lanes_*.h.
 //
-// A tile of K and V is converted to f32 once and used by every query of the block; a
-// block of few queries (decode) converts as it goes instead. Queries are taken a few at a
+// A tile of K and V is converted to f32 once and used by every query of the block; a block of few
+// queries (decode) reads 16-bit tiles as they are instead. Queries are taken a few at a
 // time so that a loaded row of K or V serves several; each query's sums keep the order
 // that attention_reference.cc has. Loops over registers are unrolled by pragma: GCC at
 // -O2 would keep the registers in memory.
 #pragma once
 
 #include "headrace/kernel/attention_block.h"
+#include "headrace/kernel/kv_codec.h"
 #include "headrace/kernel/lanes_math.h"
 
 namespace headrace {
 namespace {
 
 constexpr float kMinusInfinity = -__builtin_inff();
+
+// What K and V are read as: float, f16 bits or bf16 bits.
+struct Half {
+  uint16_t bits;
+};
+struct Bf16 {
+  uint16_t bits;
+};
+inline Lanes load_row(const float* p) { return Lanes::load(p); }
+inline Lanes load_row(const Half* p) { return Lanes::load_f16(p, Full{}); }
+inline Lanes load_row(const Bf16* p) { return Lanes::load_bf16(p, Full{}); }
 
 struct Attend {
   const AttentionShape& shape;
@@ -34,10 +46,21 @@ struct Attend {
   TileRange seen_by(int64_t query, int64_t tile) const {
     return visible_in_tile(shape, block.position + query / block.heads, tile);
   }
-  void load_queries();
-  void load_tile(int64_t tile, int64_t lo, int64_t hi);
-  void add_tile(int64_t tile);
-  // T is float, or uint16_t for f16: what K and V are read as.
+  void load_queries(bool rotated);
+  void load_state();
+  template <typename T>
+  void load_tile(const T* k_tile, const T* v_tile, TileRange range);
+  // Of a tile in 16 bits.
+  template <typename T>
+  void add_tile(int64_t tile, const void* k_tile);
+  void add_sealed(int64_t tile);
+  void add_own();
+  // The queries that see some of the tile: [begin, end), adjacent because positions and windows
+  // ascend.
+  struct Queries {
+    int64_t begin, end;
+  };
+  Queries that_see(int64_t tile) const;
   template <typename T>
   void add_queries(int64_t tile, int64_t begin, int64_t end, const T* k_tile,
                    const T* v_tile);
@@ -68,35 +91,46 @@ Attend::Attend(const AttentionShape& s, const AttentionBlock& b)
       max(p + queries * kKvTile),
       sum(max + queries) {}
 
-void Attend::load_queries() {
+// Rotated: as K of sealed tiles is (kv_rotates).
+void Attend::load_queries(bool rotated) {
   const int64_t head_dim = shape.kv.head_dim;
   for (int64_t row = 0; row < block.rows; ++row) {
     for (int64_t h = 0; h < block.heads; ++h) {
-      const int64_t query = row * block.heads + h;
+      float* to = q + (row * block.heads + h) * d;
       const float* from = block.q + row * block.row_stride + h * head_dim;
       for (int64_t i = 0; i < d; i += 16) {
         const int64_t left = head_dim - i;
-        const Lanes x =
-            left >= 16 ? Lanes::load(from + i) : Lanes::load(from + i, Part{left});
-        x.store(q + query * d + i);
-        Lanes::zero().store(acc + query * d + i);
+        const Lanes x = left >= 16 ? Lanes::load(from + i) : Lanes::load(from + i, Part{left});
+        x.store(to + i);
       }
-      max[query] = kMinusInfinity;
-      sum[query] = 0;
+      if (rotated) hadamard_rotate(to, head_dim, d);
     }
   }
 }
 
-// Positions [lo, hi) of the tile as f32.
-void Attend::load_tile(int64_t tile, int64_t lo, int64_t hi) {
-  const uint16_t* k_half = kv_tile(shape, block, tile);
-  const uint16_t* v_half = k_half + shape.kv.tile_elements();
-  for (int64_t i = lo * d; i < hi * d; i += 16) Lanes::load_half(k_half + i).store(k + i);
-  for (int64_t i = lo * d; i < hi * d; i += 16) Lanes::load_half(v_half + i).store(v + i);
+void Attend::load_state() {
+  for (int64_t query = 0; query < queries; ++query) {
+    float* to = acc + query * d;
+    if (shape.first) {
+      for (int64_t i = 0; i < d; i += 16) Lanes::zero().store(to + i);
+      max[query] = kMinusInfinity;
+      sum[query] = 0;
+      continue;
+    }
+    const SoftmaxState from = state_of(shape, block, query / block.heads, query % block.heads);
+    for (int64_t i = 0; i < d; i += 16) Lanes::load(from.acc + i).store(to + i);
+    max[query] = *from.max;
+    sum[query] = *from.sum;
+  }
 }
 
-inline Lanes load_row(const float* p) { return Lanes::load(p); }
-inline Lanes load_row(const uint16_t* p) { return Lanes::load_half(p); }
+// Positions `range` of the tile as f32.
+template <typename T>
+void Attend::load_tile(const T* k_tile, const T* v_tile, TileRange range) {
+  const int64_t begin = range.lo * d, end = range.hi * d;
+  for (int64_t i = begin; i < end; i += 16) load_row(k_tile + i).store(k + i);
+  for (int64_t i = begin; i < end; i += 16) load_row(v_tile + i).store(v + i);
+}
 
 // Unscaled scores of kQ queries over at least `range`; what is outside of it is not meant
 // to be looked at.
@@ -271,23 +305,52 @@ void Attend::add_queries(int64_t tile, int64_t begin, int64_t end, const T* k_ti
   }
 }
 
-void Attend::add_tile(int64_t tile) {
-  // The queries that see some of the tile are adjacent: positions and windows ascend.
-  int64_t begin = 0, end = queries;
+Attend::Queries Attend::that_see(int64_t tile) const {
+  Queries some{0, queries};
   const auto blind = [&](int64_t query) {
     const TileRange seen = seen_by(query, tile);
     return seen.lo >= seen.hi;
   };
-  while (begin < end && blind(begin)) ++begin;
-  while (end > begin && blind(end - 1)) --end;
-  if (begin == end) return;
-  if (end - begin <= 2 * kQueries) {
-    const uint16_t* k_half = kv_tile(shape, block, tile);
-    add_queries(tile, begin, end, k_half, k_half + shape.kv.tile_elements());
-    return;
+  while (some.begin < some.end && blind(some.begin)) ++some.begin;
+  while (some.end > some.begin && blind(some.end - 1)) --some.end;
+  return some;
+}
+
+template <typename T>
+void Attend::add_tile(int64_t tile, const void* k_16) {
+  const Queries some = that_see(tile);
+  if (some.begin == some.end) return;
+  const T* k_tile = static_cast<const T*>(k_16);
+  const T* v_tile = k_tile + shape.kv.part_elements();
+  if (some.end - some.begin <= 2 * kQueries) {
+    return add_queries(tile, some.begin, some.end, k_tile, v_tile);
   }
-  load_tile(tile, seen_by(begin, tile).lo, seen_by(end - 1, tile).hi);
-  add_queries<float>(tile, begin, end, k, v);
+  load_tile(k_tile, v_tile, {seen_by(some.begin, tile).lo, seen_by(some.end - 1, tile).hi});
+  add_queries<float>(tile, some.begin, some.end, k, v);
+}
+
+void Attend::add_sealed(int64_t tile) {
+  const std::byte* part = block.sealed_k(shape, tile);
+  if (shape.format == KvFormat::kF16) return add_tile<Half>(tile, part);
+  if (shape.format == KvFormat::kBF16) return add_tile<Bf16>(tile, part);
+  const Queries some = that_see(tile);
+  if (some.begin == some.end) return;
+  const int64_t lo = seen_by(some.begin, tile).lo, hi = seen_by(some.end - 1, tile).hi;
+  kv_decode_rows(shape.format, part, shape.kv.head_dim, lo, hi, k);
+  kv_decode_rows(shape.format, part + shape.part_bytes, shape.kv.head_dim, lo, hi, v);
+  add_queries<float>(tile, some.begin, some.end, k, v);
+}
+
+// The last tile of every query of the block; where sealed tiles are rotated it is not.
+void Attend::add_own() {
+  if (kv_rotates(shape.format)) {
+    load_queries(false);
+    for (int64_t query = 0; query < queries; ++query) {
+      hadamard_rotate(acc + query * d, shape.kv.head_dim, d);
+    }
+  }
+  if (shape.format == KvFormat::kBF16) return add_tile<Bf16>(block.own_tile(), block.own);
+  add_tile<Half>(block.own_tile(), block.own);
 }
 
 void Attend::store() {
@@ -295,10 +358,18 @@ void Attend::store() {
   for (int64_t row = 0; row < block.rows; ++row) {
     for (int64_t h = 0; h < block.heads; ++h) {
       const int64_t query = row * block.heads + h;
+      const float* from = acc + query * d;
+      if (!shape.last) {
+        const SoftmaxState to = state_of(shape, block, row, h);
+        for (int64_t i = 0; i < d; i += 16) Lanes::load(from + i).store(to.acc + i);
+        *to.max = max[query];
+        *to.sum = sum[query];
+        continue;
+      }
       const Lanes inverse = Lanes::splat(1.0f / sum[query]);
       float* to = block.out + row * block.row_stride + h * head_dim;
       for (int64_t i = 0; i < head_dim; i += 16) {
-        const Lanes x = Lanes::load(acc + query * d + i) * inverse;
+        const Lanes x = Lanes::load(from + i) * inverse;
         const int64_t left = head_dim - i;
         left >= 16 ? x.store(to + i) : x.store(to + i, Part{left});
       }
@@ -308,10 +379,10 @@ void Attend::store() {
 
 inline void attend(const AttentionShape& shape, const AttentionBlock& block) {
   Attend work(shape, block);
-  work.load_queries();
-  const int64_t last = block.position + block.rows - 1;
-  const int64_t first_tile = shape.first_visible(block.position) / kKvTile;
-  for (int64_t tile = first_tile; tile <= last / kKvTile; ++tile) work.add_tile(tile);
+  work.load_state();
+  work.load_queries(kv_rotates(shape.format));
+  for (int64_t tile = block.tile_begin; tile < block.tile_end; ++tile) work.add_sealed(tile);
+  if (block.own != nullptr) work.add_own();
   work.store();
 }
 

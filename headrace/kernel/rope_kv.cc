@@ -1,8 +1,9 @@
-// kRopeKv: normalises and rotates q and k, and writes k and v of each row into its KV
-// slot.
-#include <cstring>
+// kRopeKv: normalises and rotates q and k, and writes k and v of each row into the tail of its
+// sequence or into an open tile.
+#include <algorithm>
 
-#include "headrace/kernel/kv_layout.h"
+#include "headrace/kernel/half.h"
+#include "headrace/kernel/kv_tiles.h"
 #include "headrace/kernel/op_rows.h"
 #include "headrace/kernel/ops_cpu.h"
 #include "headrace/kernel/rms_norm.h"
@@ -14,19 +15,23 @@ namespace {
 struct RopeKv {
   explicit RopeKv(const OpContext& context);
 
-  // The q heads of one row, then its k and v heads.
-  void row(int64_t row) const;
+  // Rows [begin, end): of each the q heads, then its k and v heads.
+  void rows(int64_t begin, int64_t end) const;
 
   const OpContext& ctx;
   const RowOps& ops = row_ops();
-  int64_t heads, rope_dims, segments;
+  int64_t heads, rope_dims;
   KvLayout kv;
+  Tiles16 tiles;
+  bool bf16;
   double eps;
   bool half_split;
   bool norm_q = false, norm_k = false;
   alignas(64) float q_norm[kMaxHeadDim], k_norm[kMaxHeadDim];
 
  private:
+  void row(int64_t row, uint16_t* tile, int64_t position) const;
+  void to_16_bits(const float* x, uint16_t* out) const;
   void expand_table(int64_t row, float* cosines, float* sines) const;
   void head(const float* x, const float* norm, const float* cosines, const float* sines,
             float* out) const;
@@ -36,15 +41,14 @@ RopeKv::RopeKv(const OpContext& context)
     : ctx(context),
       heads(ctx.op.iattr(Attr::kHeads)),
       rope_dims(input_tensor(ctx, 1).cols),
-      segments(ctx.op.iattr(Attr::kSegments, 1)),
-      kv{ctx.op.iattr(Attr::kKvHeads), ctx.op.iattr(Attr::kHeadDim),
-         ctx.op.iattr(Attr::kSegmentTokens)},
+      kv{ctx.op.iattr(Attr::kKvHeads), ctx.op.iattr(Attr::kHeadDim)},
+      tiles(tiles16_of(ctx, kv, ctx.outputs.size() > 1 ? ctx.outputs[1] : nullptr)),
+      bf16(ctx.op.iattr(Attr::kKvFormat) == static_cast<int64_t>(KvFormat::kBF16)),
       eps(ctx.op.attr(Attr::kEps)),
       half_split(ctx.op.attr(Attr::kRopeHalfSplit) != 0) {
   HR_CHECK(kv.head_dim <= kMaxHeadDim, "a head fits the kernel's stack");
   HR_CHECK(rope_dims <= kv.head_dim && rope_dims % 2 == 0,
            "rotated pairs lie in the head");
-  HR_CHECK(kv.segment_tokens % kKvTile == 0, "a segment is whole tiles");
   const bool add_one = ctx.op.attr(Attr::kAddOne) != 0;
   if (const std::byte* weight = optional_input(ctx, 2)) {
     norm_q = true;
@@ -83,10 +87,21 @@ void RopeKv::head(const float* x, const float* norm, const float* cosines,
   for (int64_t i = rope_dims; i < d; ++i) out[i] = x[i];
 }
 
-void RopeKv::row(int64_t row) const {
+// A row of K or V, padding included.
+void RopeKv::to_16_bits(const float* x, uint16_t* out) const {
+  const int64_t d = kv.head_dim;
+  if (bf16) {
+    std::transform(x, x + d, out, f32_to_bf16);
+  } else {
+    ops.to_half(x, out, d);
+  }
+  std::fill(out + d, out + padded_head_dim(d), uint16_t{0});
+}
+
+void RopeKv::row(int64_t row, uint16_t* tile, int64_t position) const {
   alignas(64) float cosines[kMaxHeadDim], sines[kMaxHeadDim], rotated[kMaxHeadDim];
   expand_table(row, cosines, sines);
-  const int64_t d = kv.head_dim, padding = padded_head_dim(d) - d;
+  const int64_t d = kv.head_dim;
   const float* q = f32_row(ctx.inputs[0], row, (heads + 2 * kv.kv_heads) * d);
   float* q_out = f32_row(ctx.outputs[0], row, heads * d);
   for (int64_t h = 0; h < heads; ++h) {
@@ -94,21 +109,20 @@ void RopeKv::row(int64_t row) const {
   }
   const float* k = q + heads * d;
   const float* v = k + kv.kv_heads * d;
-  const int64_t position = ctx.rows.positions[static_cast<size_t>(row)];
-  const int64_t sequence = ctx.rows.sequences[static_cast<size_t>(row)];
-  const auto slot =
-      static_cast<size_t>(sequence * segments + position / kv.segment_tokens);
-  HR_CHECK(position / kv.segment_tokens < segments && slot < ctx.updates.size(),
-           "a position lies in a segment of its sequence");
-  auto* half = reinterpret_cast<uint16_t*>(ctx.updates[slot]);
   for (int64_t g = 0; g < kv.kv_heads; ++g) {
-    uint16_t* k_out = half + kv.k_offset(g, position % kv.segment_tokens);
-    uint16_t* v_out = half + kv.v_offset(g, position % kv.segment_tokens);
     head(k + g * d, norm_k ? k_norm : nullptr, cosines, sines, rotated);
-    ops.to_half(rotated, k_out, d);
-    ops.to_half(v + g * d, v_out, d);
-    for (int64_t i = 0; i < padding; ++i) k_out[d + i] = v_out[d + i] = 0;
+    to_16_bits(rotated, tile + kv.k_offset(g, position % kKvTile));
+    to_16_bits(v + g * d, tile + kv.v_offset(g, position % kKvTile));
   }
+}
+
+void RopeKv::rows(int64_t begin, int64_t end) const {
+  each_run(ctx.rows, [&](const KvRun& run) {
+    for (int64_t r = std::max(begin, run.begin); r < std::min(end, run.end); ++r) {
+      const int64_t position = run.first + r - run.begin;
+      row(r, tiles.at(run, position / kKvTile), position);
+    }
+  });
 }
 
 }  // namespace
@@ -117,9 +131,7 @@ void rope_kv_cpu(const OpContext& ctx) {
   const RopeKv op(ctx);
   const int64_t cols = input_tensor(ctx, 0).cols;
   ctx.pool.for_range(ctx.rows.rows(), row_grain(cols),
-                     [&](int64_t begin, int64_t end, int) {
-                       for (int64_t row = begin; row < end; ++row) op.row(row);
-                     });
+                     [&](int64_t begin, int64_t end, int) { op.rows(begin, end); });
 }
 
 }  // namespace headrace

@@ -60,7 +60,10 @@ struct KvBytes {
   Bytes slots = 0;    // of layers that see all positions; they can be kept elsewhere than in memory
   Bytes windows = 0;  // slots of layers with a window
   Bytes tails = 0;
+  int64_t slot_count = 0;  // of `slots`
   Bytes total() const { return slots + windows + tails; }
+  // Of copies of `slots` elsewhere: each in whole pages.
+  Bytes on_disk() const { return slot_count == 0 ? 0 : slot_count * round_up(slots / slot_count, kPage); }
 };
 KvBytes kv_bytes(const ModelConfig& config, const GraphOptions& options);
 

@@ -90,10 +90,11 @@ KvBytes kv_bytes(const ModelConfig& config, const GraphOptions& options) {
   const Bytes segment = options.segment_tokens / kKvTile * tile;
   KvBytes out;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    Bytes& to = config.is_local(layer) ? out.windows : out.slots;
-    to += options.pool_blocks > 0
-              ? options.pool_blocks * segment
-              : options.sequences * kv_segments(config, options, layer) * segment;
+    const int64_t count = options.pool_blocks > 0
+                              ? options.pool_blocks
+                              : options.sequences * kv_segments(config, options, layer);
+    (config.is_local(layer) ? out.windows : out.slots) += count * segment;
+    if (!config.is_local(layer)) out.slot_count += count;
     out.tails += options.sequences * kv_tail_bytes(config.kv_heads, config.head_dim);
   }
   return out;

@@ -3,15 +3,13 @@
 #include <algorithm>
 
 #include "headrace/base/system_memory.h"
+#include "headrace/session/kv_choice.h"
 #include "headrace/sim/simulate.h"
+#include "headrace/tier/checksum_tier.h"
 
 namespace headrace {
 namespace {
 
-// KV of a sequence is planned in segments of whole attention tiles; a long context has longer
-// segments, not more of them, so that plans do not grow with it.
-constexpr int64_t kSegmentTokens = 256;
-constexpr int64_t kMostSegments = 16;
 constexpr int64_t kLargestChunk = 512;
 // One byte of page tables for so many bytes of memory.
 constexpr Bytes kPageTableShare = 512;
@@ -29,11 +27,6 @@ constexpr Bytes kSamplerBytesPerToken = 16;
 // What the process holds is rounded up to this, so that the same command makes the same plan.
 constexpr Bytes kProcessUnit = kMiB;
 
-int64_t segment_tokens(int64_t context) {
-  return kSegmentTokens * ((context + kMostSegments * kSegmentTokens - 1) /
-                           (kMostSegments * kSegmentTokens));
-}
-
 // Tiles large enough that a load is all bandwidth, small enough that a ring holds several.
 Bytes tile_bytes(const Model& model) {
   return std::clamp(weight_bytes(model.file) / 256, 1 * kMiB, 4 * kMiB);
@@ -41,13 +34,17 @@ Bytes tile_bytes(const Model& model) {
 
 class Planner {
  public:
-  Planner(const Model& model, const SessionOptions& options) : model_(model) {
+  // `now`: this process before anything was planned.
+  Planner(const Model& model, const SessionOptions& options, bool streamed,
+          const ProcessMemory& now)
+      : model_(model), now_(now) {
     plan_.options = options;
+    plan_.kv_streamed = streamed;
     plan_.ledger = BudgetLedger(options.memory_bytes);
   }
 
   Result<SessionPlan> run() {
-    HR_TRY(choose_context());
+    HR_TRY(choose());
     HR_ASSIGN(std::shared_ptr<const Graph> rows_graph, graph(1, true));
     if (!reserve_process(*rows_graph).ok()) return does_not_fit();
     HR_TRY(plan_decode(std::move(rows_graph)));
@@ -57,16 +54,28 @@ class Planner {
     return std::move(plan_);
   }
 
+  // False where no slot could be anywhere but in memory: every layer has a window, or one slot.
+  bool has_choice() {
+    return choose_context().ok() && kv_bytes(model_.config, graph_options(1)).slots > 0 &&
+           graph_options(1).segment_tokens < plan_.context;
+  }
+
+  // Of a decode step at the middle of what is expected.
+  Nanos step_ns(const Program& decode) const {
+    const StepRows rows = rows_at(decode, plan_.decode_cost.positions);
+    return simulate(decode, {.tiers = {}, .rows = &rows}).total_ns;
+  }
+
   Result<Bytes> least() {
     plan_.options.memory_bytes = 0;
     plan_.ledger = BudgetLedger(Bytes{1} << 60);
-    HR_TRY(choose_context());
+    HR_TRY(choose());
     HR_ASSIGN(std::shared_ptr<const Graph> g, graph(1, true));
     HR_TRY(reserve_process(*g));
-    Bytes arena = least_arena_bytes(*g);
+    Bytes arena = least_arena_bytes(*g, kv_tier());
     if (plan_.options.chunk > 1) {
       HR_ASSIGN(g, graph(plan_.options.chunk, true));
-      arena = std::max(arena, least_arena_bytes(*g));
+      arena = std::max(arena, least_arena_bytes(*g, kv_tier()));
     }
     return budget_around(plan_.ledger.reserved() + arena);
   }
@@ -83,22 +92,56 @@ class Planner {
     return {};
   }
 
-  Result<std::shared_ptr<const Graph>> graph(int64_t rows, bool embedding_by_rows) const {
+  // The context, and where its KV goes.
+  Status choose() {
+    HR_TRY(choose_context());
+    const GraphOptions o = graph_options(1);
+    plan_.kv = kv_bytes(model_.config, o);
+    if (!plan_.kv_streamed) return {};
+    HR_TRY(check_kv_folder(model_.config, o, plan_.options));
+    plan_.kv_disk_bytes = plan_.kv.on_disk();
+    plan_.options.machine = with_scratch(std::move(plan_.options.machine), plan_.kv_disk_bytes);
+    return {};
+  }
+
+  TierId kv_tier() const { return plan_.kv_streamed ? kScratchTier : TierId(); }
+
+  // Rows of the largest prefill step that there can be.
+  int64_t largest_chunk() const {
+    if (plan_.options.chunk > 0) return plan_.options.chunk;
+    int64_t largest = kSmallestChunk;
+    while (largest < kLargestChunk && largest < plan_.options.prompt_tokens) largest *= 2;
+    return largest;
+  }
+
+  GraphOptions graph_options(int64_t rows) const {
     GraphOptions o;
     o.max_rows = rows;
     o.max_output_rows = plan_.options.all_logits ? rows : 1;
     o.context = plan_.context;
-    o.segment_tokens = segment_tokens(plan_.context);
+    o.kv_format = plan_.options.kv_format;
+    o.segment_tokens = plan_.options.segment_tokens;
+    if (o.segment_tokens == 0) {
+      o.segment_tokens = kv_segment_tokens(model_.config, o, plan_.kv_streamed);
+    }
+    o.split_attention = plan_.kv_streamed;
+    // The same in every Program of the session, whose slots are the same.
+    o.window_positions =
+        round_up(model_.config.window + largest_chunk() + 2 * kKvTile, o.segment_tokens);
     o.tile_bytes = tile_bytes(model_);
-    o.embedding_by_rows = embedding_by_rows;
     o.threads = plan_.options.threads;
+    return o;
+  }
+
+  Result<std::shared_ptr<const Graph>> graph(int64_t rows, bool embedding_by_rows) const {
+    GraphOptions o = graph_options(rows);
+    o.embedding_by_rows = embedding_by_rows;
     HR_ASSIGN(Graph g, build_graph(model_.file, model_.config, o));
     return std::make_shared<const Graph>(std::move(g));
   }
 
   Status reserve_process(const Graph& g) {
-    const ProcessMemory now = process_memory();
-    HR_TRY(plan_.ledger.reserve("code, tokenizer, graph", round_up(now.rss, kProcessUnit)));
+    HR_TRY(plan_.ledger.reserve("code, tokenizer, graph", round_up(now_.rss, kProcessUnit)));
     HR_TRY(plan_.ledger.reserve(
         "plans, stacks, growth",
         kGrowth + plan_.options.threads * kGrowthPerThread +
@@ -108,9 +151,13 @@ class Planner {
       HR_TRY(plan_.ledger.reserve("sampling", model_.config.vocab * kSamplerBytesPerToken));
     }
     HR_TRY(plan_.ledger.reserve("transfers", kTransferMemory));
+    if (plan_.kv_streamed) {
+      HR_TRY(plan_.ledger.reserve("transfers of KV", kTransferMemory));
+      HR_TRY(plan_.ledger.reserve("checksums of KV", checksum_memory(plan_.kv_disk_bytes)));
+    }
     // Page tables are the kernel's memory but the control group's bill: 8 bytes a page, and the
     // few pages of upper levels and of everything that is mapped already.
-    return plan_.ledger.reserve("page tables", round_up(now.page_tables, kProcessUnit / 4) +
+    return plan_.ledger.reserve("page tables", round_up(now_.page_tables, kProcessUnit / 4) +
                                                    page_tables_of(plan_.options.memory_bytes));
   }
 
@@ -123,12 +170,13 @@ class Planner {
     r.cost.positions = std::max<int64_t>(1, (plan_.options.prompt_tokens +
                                              plan_.options.new_tokens) / 2);
     r.graph = std::move(g);
+    r.kv_tier = kv_tier();
     return r;
   }
 
   Status plan_decode(std::shared_ptr<const Graph> by_rows) {
     const Bytes room = plan_.ledger.available();
-    if (room < least_arena_bytes(*by_rows)) return does_not_fit();
+    if (room < least_arena_bytes(*by_rows, kv_tier())) return does_not_fit();
     // A tied embedding table is the output head as well: when all of it stays, rows are taken
     // from it and nothing is read. An untied table is read by rows for ever.
     if (model_.config.tied_embeddings && room >= full_arena_bytes(*by_rows)) {
@@ -147,33 +195,42 @@ class Planner {
   Status does_not_fit() const {
     HR_ASSIGN(const Bytes least, least_memory(model_, plan_.options));
     const Bytes shortfall = std::max<Bytes>(kPage, least - plan_.options.memory_bytes);
+    std::string smaller = "a smaller --context";
+    if (!plan_.kv_streamed) {
+      const int64_t fit = positions_that_fit(model_.config, graph_options(1),
+                                             plan_.kv.total() - shortfall, &KvBytes::total);
+      if (fit > 0) smaller = text_of("--context %lld", static_cast<long long>(fit));
+    }
+    const bool exact = plan_.options.kv_format == KvFormat::kF16 ||
+                       plan_.options.kv_format == KvFormat::kBF16;
     return error(Code::kDoesNotFit,
                  "%s do not hold this model with a context of %lld: %s (%lld bytes) are missing; "
-                 "the least budget is %s (--memory %lldMiB), or choose a smaller --context",
+                 "the least budget is %s (--memory %lldMiB), or choose %s%s%s",
                  human_bytes(plan_.options.memory_bytes).c_str(),
                  static_cast<long long>(plan_.context), human_bytes(shortfall).c_str(),
                  static_cast<long long>(shortfall), human_bytes(least).c_str(),
-                 static_cast<long long>(round_up(least, kMiB) / kMiB));
+                 static_cast<long long>(round_up(least, kMiB) / kMiB), smaller.c_str(),
+                 exact ? " or --kv q8" : "",
+                 plan_.kv_streamed ? "" : ", or a folder on a disk for KV (--kv-dir)");
   }
 
   // Larger chunks read the weights fewer times but take more room for activations. The one with
   // the shortest predicted prefill wins.
   Status plan_prefill() {
     const int64_t prompt = std::max<int64_t>(plan_.options.prompt_tokens, 1);
-    int64_t largest = kSmallestChunk;
-    while (largest < kLargestChunk && largest < prompt) largest *= 2;
-    int64_t smallest = kSmallestChunk;
-    if (plan_.options.chunk > 0) largest = smallest = plan_.options.chunk;
+    const int64_t largest = largest_chunk();
+    const int64_t smallest = plan_.options.chunk > 0 ? largest : kSmallestChunk;
     const Bytes room = plan_.ledger.available();
     Nanos best_ns = 0;
     for (int64_t chunk = largest; chunk >= smallest && chunk > 1; chunk /= 2) {
       HR_ASSIGN(std::shared_ptr<const Graph> g, graph(chunk, true));
-      if (least_arena_bytes(*g) > room) continue;
+      if (least_arena_bytes(*g, kv_tier()) > room) continue;
       const Bytes full = full_arena_bytes(*g);
       const Bytes arena = std::min(room, std::max(full, full_decode_));
       HR_ASSIGN(Program candidate, plan_cyclic(request("prefill", g, arena)));
       const int64_t steps = (prompt + chunk - 1) / chunk;
-      const Nanos ns = simulate(candidate).total_ns * steps;
+      const StepRows rows = rows_at(candidate, prompt / 2);
+      const Nanos ns = simulate(candidate, {.tiers = {}, .rows = &rows}).total_ns * steps;
       if (plan_.prefill.graph == nullptr || ns < best_ns) {
         best_ns = ns;
         plan_.prefill = std::move(candidate);
@@ -206,15 +263,25 @@ class Planner {
     return {};
   }
 
+  // The rows of a full step of this Program whose first position is about `first`.
+  StepRows rows_at(const Program& p, int64_t first) const {
+    const int64_t n = p.graph->max_rows;
+    first = std::clamp<int64_t>(first, 0, std::max<int64_t>(0, plan_.context - n));
+    StepRows rows;
+    rows.tokens.assign(static_cast<size_t>(n), 0);
+    rows.sequences.assign(static_cast<size_t>(n), 0);
+    for (int64_t i = 0; i < n; ++i) rows.positions.push_back(static_cast<int32_t>(first + i));
+    return rows;
+  }
+
   const Model& model_;
+  const ProcessMemory now_;
   SessionPlan plan_;
   std::shared_ptr<const Graph> decode_graph_;
   Bytes full_decode_ = 0;
 };
 
 }  // namespace
-
-int64_t context_bucket(int64_t positions) { return round_up(positions, kSegmentTokens); }
 
 Bytes page_tables_of(Bytes budget) { return budget / kPageTableShare; }
 
@@ -224,11 +291,34 @@ Bytes budget_around(Bytes fixed) {
 }
 
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options) {
-  return Planner(model, options).run();
+  // KV that is a smaller part of the budget than this stays in memory without a second plan.
+  constexpr Bytes kSmallShare = 16;
+  const ProcessMemory now = process_memory();
+  Result<SessionPlan> resident = Planner(model, options, false, now).run();
+  if (options.kv_folder.empty()) return resident;
+  if (!resident.ok() && resident.status().code() != Code::kDoesNotFit) return resident;
+  if (resident.ok() && (summarize(resident->decode).streamed_bytes == 0 ||
+                        resident->kv.slots < options.memory_bytes / kSmallShare)) {
+    return resident;
+  }
+  Planner other(model, options, true, now);
+  if (!other.has_choice()) return resident;
+  Result<SessionPlan> streamed = other.run();
+  if (!resident.ok()) return streamed;
+  if (!streamed.ok()) return resident;
+  return other.step_ns(streamed->decode) <
+                 other.step_ns(resident->decode) ? std::move(streamed)
+                                                                          : std::move(resident);
 }
 
 Result<Bytes> least_memory(const Model& model, const SessionOptions& options) {
-  return Planner(model, options).least();
+  const ProcessMemory now = process_memory();
+  HR_ASSIGN(const Bytes resident, Planner(model, options, false, now).least());
+  if (options.kv_folder.empty()) return resident;
+  Planner other(model, options, true, now);
+  if (!other.has_choice()) return resident;
+  const Result<Bytes> streamed = other.least();
+  return streamed.ok() ? std::min(resident, *streamed) : resident;
 }
 
 }  // namespace headrace

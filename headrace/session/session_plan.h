@@ -32,6 +32,8 @@ struct SessionOptions {
   // Folder on a disk where KV that does not stay in memory is kept while the session runs; empty:
   // KV stays in memory.
   std::string kv_folder;
+  Bytes kv_disk_bytes = 0;    // that KV may take in kv_folder; 0: what is free there
+  int64_t segment_tokens = 0; // positions of a KV slot, a multiple of 64; 0: chosen
   Machine machine = Machine::defaults(1);
 };
 
@@ -41,6 +43,11 @@ struct SessionPlan {
   int64_t context = 0;  // positions that may be used; KV has room for whole segments
   int64_t chunk = 1;    // rows of the prefill Program; 1: there is none, decode does it all
   Bytes arena_bytes = 0;
+  // KV slots have a copy in tier 2 of the Programs, and those that do not stay are loaded when they
+  // are read.
+  bool kv_streamed = false;
+  Bytes kv_disk_bytes = 0;  // of these copies
+  KvBytes kv;               // of the context
   Program decode;
   CostQuery decode_cost; // what its times were predicted for
   Program prefill;       // graph is null when chunk is 1
@@ -48,10 +55,14 @@ struct SessionPlan {
                          // null when the prompt is one chunk, or when all logits are wanted
 };
 
+// Where KV is: in memory, as it was before there were other places, when everything fits or there is
+// no kv_folder; else wherever a step at the middle of what is expected is predicted to take less time.
+// kDoesNotFit also when the KV of the context is more than kv_folder has room for: names both, and
+// how many positions would fit.
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options);
 
-// The least memory_bytes that plan_session accepts, all else as in `options`; builds a graph, plans
-// nothing. Counts this process as it is now.
+// The least memory_bytes that plan_session accepts, all else as in `options`; builds a graph or two,
+// plans nothing. Counts this process as it is now.
 Result<Bytes> least_memory(const Model& model, const SessionOptions& options);
 
 // Page tables that a budget's worth of memory takes: 8 bytes for each page of 4 KiB.

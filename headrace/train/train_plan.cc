@@ -1,12 +1,11 @@
 #include "headrace/train/train_plan.h"
 
 #include <malloc.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
+#include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
 #include "headrace/report/step_report.h"
 #include "headrace/report/text_style.h"
@@ -29,14 +28,6 @@ constexpr Bytes kTransfers = 1 * kMiB;
 constexpr Bytes kProcessUnit = kMiB;
 // Planned in seconds; more accumulation than that has no use on a machine of this size.
 constexpr size_t kMostOps = 20'000;
-
-Result<Bytes> free_on_disk(const std::string& folder) {
-  struct statvfs info = {};
-  if (::statvfs(folder.c_str(), &info) != 0) {
-    return error(Code::kIo, "cannot look at %s: %s", folder.c_str(), std::strerror(errno));
-  }
-  return static_cast<Bytes>(info.f_bavail) * static_cast<Bytes>(info.f_frsize);
-}
 
 class Planner {
  public:
