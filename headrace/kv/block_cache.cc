@@ -166,7 +166,8 @@ void BlockCache::cut(Sequence& s, int64_t positions) {
 
 Result<KvSequence> BlockCache::fork(KvSequence parent, int64_t positions) {
   HR_ASSIGN(Sequence* from, find(parent));
-  if (positions < 0) return error(Code::kUsage, "a fork at %lld", static_cast<long long>(positions));
+  if (positions < 0)
+    return error(Code::kUsage, "a fork at %lld", static_cast<long long>(positions));
   Sequence child;
   child.length = kept(*from, positions);
   HR_ASSIGN(child.place, take_place());

@@ -1,28 +1,32 @@
 // Block cache: KV of many sequences, in blocks that are shared, leave memory and come back.
 //
 // Vocabulary
-//   block     `block_tokens` positions (a multiple of 64) of ALL layers: one group that is in memory,
-//             in the tier, or both, as a whole. Block b of plane l is at pools[l] + b * item_bytes.
+//   block     `block_tokens` positions (a multiple of 64) of ALL layers: one group that is in
+//             memory, in the tier, or both, as a whole. Block b of plane l is at pools[l] + b * item_bytes.
 //   plane     what one layer (or anything else that a layer keeps of a block) has of every block.
 //   place     where a running sequence is in a step: its number in StepRows and its tails (kv.h).
 //   device    in memory, in the pools. A block table says where, so that nothing is ever compacted.
 //   copy      a block's bytes in the tier, equal to those in memory; with an XXH3 checksum.
 //   pinned    used by the step that is open: stays where it is.
 //   heat      what is evicted first. Blocks cost and weigh the same, so GreedyDual-Size-Frequency
-//             (Cherkasova, HPL-98-69, 1998) comes down to one number: the clock at its last use plus the
-//             sequences that ever took it; the clock is the heat of what was evicted last, so that old
-//             fame fades. Chosen over ARC and LRU-K because it needs no ghost lists and no history.
-//             Blocks without a sequence go first, then those of preempted ones, then the rest; of
-//             equals the later positions first, as nothing can use a block without those before it.
+//             (Cherkasova, HPL-98-69, 1998) comes down to one number: the clock at its last use
+//             plus the sequences that ever took it; the clock is the heat of what was evicted last,
+//             so that old fame fades. Chosen over ARC and LRU-K because it needs no ghost lists and
+//             no history. Blocks without a sequence go first, then those of preempted ones, then
+//             the rest; of equals the later positions first, as nothing can use a block without
+//             those before it.
 //
 // Promises
-//   1. A step that was reserved has all the blocks it reads and writes. What does not fit is refused
-//      with numbers before anything is changed.
-//   2. Bytes that come back are those that left: checked, and otherwise kBadFile for the sequences of
-//      that block alone. A store that fails leaves the block in memory. So an error loses nothing.
-//   3. What shares a block never sees another's writing: a shared block is copied before it is written.
+//   1. A step that was reserved has all the blocks it reads and writes. What does not fit is
+//      refused with numbers before anything is changed.
+//   2. Bytes that come back are those that left: checked, and otherwise kBadFile for the sequences
+//      of that block alone. A store that fails leaves the block in memory. So an error loses
+//      nothing.
+//   3. What shares a block never sees another's writing: a shared block is copied before it is
+//      written.
 //   4. One group of staging is enough: when none is free the oldest transfer is ended first.
-//   5. verify() finds every broken count, slot or table; it shares no bookkeeping with what it checks.
+//   5. verify() finds every broken count, slot or table; it shares no bookkeeping with what
+//      it checks.
 // Owns no KV bytes. Not thread-safe. Allocates for its tables alone, see block_cache_memory().
 #pragma once
 
@@ -99,22 +103,23 @@ class BlockCache {
 
   // A new sequence of no positions; kDoesNotFit when all places are taken.
   Result<KvSequence> open();
-  // Lets the longest run of whole blocks that hold `tokens` be the beginning of `sequence`, which is
-  // empty, and returns how many positions that are: those alone need not be computed. They may be in
-  // the tier, and fail to come back later.
+  // Lets the longest run of whole blocks that hold `tokens` be the beginning of `sequence`, which
+  // is empty, and returns how many positions that are: those alone need not be computed. They may
+  // be in the tier, and fail to come back later.
   Result<int64_t> adopt(KvSequence sequence, std::span<const int32_t> tokens);
-  // A new sequence with the first `positions` of `parent`, cut as truncate() does. The parent may be
-  // preempted: its tail is then loaded. Errors: no place; I/O; kBadFile.
+  // A new sequence with the first `positions` of `parent`, cut as truncate() does. The parent may
+  // be preempted: its tail is then loaded. Errors: no place; I/O; kBadFile.
   Result<KvSequence> fork(KvSequence parent, int64_t positions);
-  // Keeps the first `positions` where the tail has them, else rounds down to a multiple of 64; returns
-  // what is kept.
+  // Keeps the first `positions` where the tail has them, else rounds down to a multiple of 64;
+  // returns what is kept.
   Result<int64_t> truncate(KvSequence sequence, int64_t positions);
   Status close(KvSequence sequence);
 
   // Brings in every block of these sequences, makes those that the step writes, pins them all and
-  // fills tokens, sequences, positions and blocks of `rows`. A run whose blocks do not come back gets
-  // its status; the others go on. Not ok: nothing is reserved. kDoesNotFit with what is missing, or
-  // kIo when what had to leave could not be stored.
+  // fills tokens, sequences, positions and blocks of `rows`. A run whose blocks do not come back
+  // gets its status; the others go on. Ok: a
+  // step is open, if only of no rows. Not ok: none is. kDoesNotFit with what is
+  // missing, or kIo when what had to leave could not be stored.
   Status reserve(std::span<KvStepRun> runs, StepRows* rows);
   // After the step: it has written what reserve() made room for.
   void commit();
@@ -125,12 +130,14 @@ class BlockCache {
   // Puts blocks [begin, end) of a sequence into the tier and takes them out of memory, pinned ones
   // excepted. The first error; blocks with one stay.
   Status evict(KvSequence sequence, int64_t begin, int64_t end);
-  // Saves the tail, gives the place away, and evicts the blocks that no running sequence has. Returns
-  // how many of those are still in memory (the tier is full or failed). An error: still running.
+  // Saves the tail, gives the place away, and evicts the blocks that no running sequence has.
+  // Returns how many of those are still in memory (the tier is full or failed). An error: still
+  // running.
   Result<int64_t> preempt(KvSequence sequence);
   // A place and the tail back; blocks come with prefetch() or reserve().
   Status restore(KvSequence sequence);
-  // Starts loads into free blocks as far as staging is free. Returns the blocks that are still to come.
+  // Starts loads into free blocks as far as staging is free. Returns the blocks that are still to
+  // come.
   Result<int64_t> prefetch(KvSequence sequence);
   // Ends what has arrived and keeps the reserve of free blocks: call it between ops. Never blocks.
   void maintain();
@@ -143,7 +150,8 @@ class BlockCache {
   int64_t free_tier_blocks() const { return static_cast<int64_t>(free_copies_.size()); }
   // Where block `g` of the sequence is: -1 not in memory, or no such block.
   int32_t device_block(KvSequence sequence, int64_t g) const;
-  // The hash of what positions [0, (g + 1) * block_tokens) hold; invalid while the block is not whole.
+  // The hash of what positions [0, (g + 1) * block_tokens) hold; invalid while the block is not
+  // whole.
   ChainHash block_hash(KvSequence sequence, int64_t g) const;
   const BlockCacheCounts& counts() const { return counts_; }
   // Ok, or the first thing that is not as it must be. Slow: for tests.

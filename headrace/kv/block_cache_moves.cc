@@ -76,8 +76,8 @@ Status BlockCache::take_copy_slot(int32_t* slot) {
   return {};
 }
 
-// Starts saving a block in memory; it leaves memory once saved if `drop`. Nothing to do when it has a
-// copy, but to drop it.
+// Starts saving a block in memory; it leaves memory once saved if `drop`. Nothing to do when it has
+// a copy, but to drop it.
 Status BlockCache::start_store(int32_t id, bool drop_it, bool may_wait) {
   Block& b = blocks_[static_cast<size_t>(id)];
   if (b.move >= 0) {

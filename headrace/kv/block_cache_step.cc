@@ -20,8 +20,8 @@ Status BlockCache::check_step(std::span<KvStepRun> runs) {
     const int64_t end = s->length + static_cast<int64_t>(run.tokens.size());
     const int64_t most = options_.blocks_a_sequence * options_.block_tokens;
     if (end > most)
-      return error(Code::kDoesNotFit, "sequence %d: %lld positions, a sequence has at most %lld", id,
-                   static_cast<long long>(end), static_cast<long long>(most));
+      return error(Code::kDoesNotFit, "sequence %d: %lld positions, a sequence has at most %lld",
+                   id, static_cast<long long>(end), static_cast<long long>(most));
   }
   return {};
 }
@@ -51,8 +51,8 @@ Status BlockCache::make_room(int64_t need, const std::vector<char>& spared) {
     (take ? chosen : others).push_back(id);
   }
   if (free_blocks() + static_cast<int64_t>(chosen.size()) < need)
-    return error(Code::kDoesNotFit, "a step needs %lld more blocks in memory, %lld are free, %zu can "
-                 "leave: the tier takes %d blocks", static_cast<long long>(need),
+    return error(Code::kDoesNotFit, "a step needs %lld more blocks in memory, %lld are free, %zu "
+                 "can leave: the tier takes %d blocks", static_cast<long long>(need),
                  static_cast<long long>(free_blocks()), chosen.size(), options_.tier_blocks);
   Status first;
   const auto leave = [&](int32_t id) {
@@ -85,8 +85,8 @@ void BlockCache::bring(const std::vector<int32_t>& wanted) {
   }
 }
 
-// The last block is this sequence's own, ends where the sequence does and has no copy; blocks for the
-// tiles that the step seals are there.
+// The last block is this sequence's own, ends where the sequence does and has no copy; blocks for
+// the tiles that the step seals are there.
 void BlockCache::make_writable(Sequence& s, int64_t rows) {
   const int64_t sealed = round_down(s.length, kKvTile);
   const int64_t after = round_down(s.length + rows, kKvTile);
@@ -149,8 +149,8 @@ Status BlockCache::reserve(std::span<KvStepRun> runs, StepRows* rows) {
   }
   const int64_t all = static_cast<int64_t>(wanted.size()) + fresh;
   if (all > options_.device_blocks)
-    return error(Code::kDoesNotFit, "a step of %zu sequences needs %lld blocks in memory, there are "
-                 "%d", runs.size(), static_cast<long long>(all), options_.device_blocks);
+    return error(Code::kDoesNotFit, "a step of %zu sequences needs %lld blocks in memory, there "
+                 "are %d", runs.size(), static_cast<long long>(all), options_.device_blocks);
   for (int32_t id : wanted) {
     Block& b = blocks_[static_cast<size_t>(id)];
     if (b.move >= 0) moves_[static_cast<size_t>(b.move)].drop = false;

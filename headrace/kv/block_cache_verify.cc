@@ -12,8 +12,9 @@ Status partition(const char* what, const std::vector<int32_t>& free, std::vector
                  int64_t count) {
   taken.insert(taken.end(), free.begin(), free.end());
   std::sort(taken.begin(), taken.end());
-  for (size_t i = 0; i < taken.size() || static_cast<int64_t>(i) < count; ++i)
-    if (i >= taken.size() || taken[i] != static_cast<int32_t>(i) || static_cast<int64_t>(i) >= count)
+  const auto want = static_cast<size_t>(count);
+  for (size_t i = 0; i < std::max(taken.size(), want); ++i)
+    if (i >= taken.size() || i >= want || taken[i] != static_cast<int32_t>(i))
       return error(Code::kUsage, "%s: %zu is lost or twice", what, i);
   return {};
 }

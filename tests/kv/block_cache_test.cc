@@ -464,7 +464,8 @@ class Cycles {
 TEST(BlockCache, HoldsTheSameBytesThroughRandomCyclesAndDelays) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     World w({.staging = seed % 2 == 0 ? 1 : 3, .low = 2, .high = 4},
-            {.delay_polls = 2, .reorder_polls = 3, .seed = seed, .max_tickets = seed == 4 ? 1 : 64});
+            {.delay_polls = 2, .reorder_polls = 3, .seed = seed,
+             .max_tickets = seed == 4 ? 1 : 64});
     Cycles cycles(w, seed, false);
     cycles.run(10000);
     EXPECT_GT(cycles.checked, 1000);
