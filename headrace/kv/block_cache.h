@@ -2,7 +2,8 @@
 //
 // Vocabulary
 //   block     `block_tokens` positions (a multiple of 64) of ALL layers: one group that is in
-//             memory, in the tier, or both, as a whole. Block b of plane l is at pools[l] + b * item_bytes.
+//             memory, in the tier, or both, as a whole. Block b of plane l is at
+//             pools[l] + b * item_bytes.
 //   plane     what one layer (or anything else that a layer keeps of a block) has of every block.
 //   place     where a running sequence is in a step: its number in StepRows and its tails (kv.h).
 //   device    in memory, in the pools. A block table says where, so that nothing is ever compacted.

@@ -36,8 +36,8 @@ ChainHash chain_start(uint64_t model_fingerprint, KvFormat format, uint64_t salt
 // `previous`, continued by `tokens`: one entry, of any size (kChainTokens but for the last).
 ChainHash chain_next(ChainHash previous, std::span<const int32_t> tokens);
 
-// chain_next() of each whole kChainTokens of `tokens`, then of the rest if there is one. The same for
-// a run and for its parts, as long as all but the last part are multiples of kChainTokens.
+// chain_next() of each whole kChainTokens of `tokens`, then of the rest if there is one. The same
+// for a run and for its parts, as long as all but the last part are multiples of kChainTokens.
 ChainHash chain_over(ChainHash previous, std::span<const int32_t> tokens);
 
 // 32 hexadecimal digits, for file names.

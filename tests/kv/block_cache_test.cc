@@ -399,6 +399,7 @@ class Cycles {
     StepRows rows;
     if (!ok(w_.cache->reserve(runs, &rows))) return;
     ASSERT_TRUE(w_.cache->verify().ok()) << w_.cache->verify().message();
+    w_.cache->maintain();  // as between the ops of a step
     const bool fails = random_.below(8) == 0;
     for (const KvStepRun& run : runs) {
       if (!ok(run.status)) continue;
