@@ -288,8 +288,8 @@ class Runner {
 
   // What the session holds already is not computed again.
   Status turn(std::vector<int32_t> ids, std::vector<int32_t>* held) {
-    const size_t common = std::min(common_prefix(ids, *held), ids.size() - 1);
-    session_->rewind(static_cast<int64_t>(common));
+    const size_t same = std::min(common_prefix(ids, *held), ids.size() - 1);
+    const auto common = static_cast<size_t>(session_->rewind(static_cast<int64_t>(same)));
     const size_t before = report_.tokens.size();
     std::string said;
     set_interruptible(true);

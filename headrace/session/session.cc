@@ -2,9 +2,16 @@
 
 #include <algorithm>
 
+#include "headrace/session/kv_choice.h"
 #include "headrace/sim/simulate.h"
+#include "headrace/tier/checksum_tier.h"
 
 namespace headrace {
+namespace {
+
+constexpr int kKvTickets = 256;
+
+}  // namespace
 
 Session::Session(const Model& model, SessionPlan plan, const std::atomic<bool>* cancel)
     : model_(model),
@@ -16,11 +23,43 @@ Session::~Session() {
   // The executor waits for transfers into the arena; then the tier and the arena may go.
   programs_.clear();
   executor_.reset();
+  scratch_.reset();
   tier_.reset();
 }
 
+// The copies of KV: a file that no name leads to, whose bytes are checked when they come back.
+Status Session::open_scratch(const WrapTier& wrap) {
+  FileTierOptions options;
+  options.access = FileAccess::kScratch;
+  options.scratch_bytes = std::max(kPage, plan_.kv_disk_bytes);
+  options.max_tickets = kKvTickets;
+  options.register_buffers = false;
+  auto file = open_file_tier({plan_.options.kv_folder + "/headrace-kv"}, arena_.get(), options);
+  if (!file.ok()) return file.status().within("KV of " + human_bytes(plan_.kv_disk_bytes));
+  scratch_ = std::move(file).value();
+  if (wrap) {
+    HR_ASSIGN(scratch_, wrap(std::move(scratch_)));
+  }
+  scratch_ = make_checksum_tier(std::move(scratch_), {options.scratch_bytes}, kKvTickets);
+  return {};
+}
+
+void Session::look_at_kv() {
+  layer_segments_.assign(static_cast<size_t>(model_.config.layers), 0);
+  for (const Tensor& t : plan_.decode.graph->tensors) {
+    if (t.slot.layer < 0) continue;
+    slot_tiles_ = t.rows;
+    ++layer_segments_[static_cast<size_t>(t.slot.layer)];
+  }
+  for (int64_t layer = 0; layer < model_.config.layers; ++layer) {
+    const int64_t tiles = layer_segments_[static_cast<size_t>(layer)] * slot_tiles_;
+    if (tiles * kKvTile < plan_.context) window_tiles_ = tiles;
+  }
+}
+
 Result<std::unique_ptr<Session>> Session::start(const Model& model, SessionPlan plan,
-                                                const std::atomic<bool>* cancel) {
+                                                const std::atomic<bool>* cancel,
+                                                const WrapTier& wrap_scratch) {
   std::unique_ptr<Session> s(new Session(model, std::move(plan), cancel));
   HR_ASSIGN(Arena arena, Arena::create(s->plan_.arena_bytes));
   s->arena_ = std::make_unique<Arena>(std::move(arena));
@@ -42,8 +81,17 @@ Result<std::unique_ptr<Session>> Session::start(const Model& model, SessionPlan 
     return error(Code::kIo, "the system started only %d of %d threads; choose fewer (--threads)",
                  s->pool_->size(), s->plan_.options.threads);
   }
-  s->executor_ = std::make_unique<Executor>(
-      *s->arena_, std::vector<Tier*>{nullptr, s->tier_.get()}, *s->pool_);
+  std::vector<Tier*> tiers = {nullptr, s->tier_.get()};
+  ExecutorOptions execute;
+  if (s->plan_.kv_streamed) {
+    HR_TRY(s->open_scratch(wrap_scratch));
+    tiers.push_back(s->scratch_.get());
+    execute.copies.resize(tiers.size());
+    execute.copies[kScratchTier.index()] = {0, 0, std::max(kPage, s->plan_.kv_disk_bytes)};
+  }
+  s->executor_ =
+      std::make_unique<Executor>(*s->arena_, std::move(tiers), *s->pool_, std::move(execute));
+  s->look_at_kv();
   size_t longest = 0;
   for (const Program* p : {&s->plan_.decode, &s->plan_.prefill, &s->plan_.prefill_body}) {
     longest = std::max(longest, p->instrs.size() + p->residencies.size());
@@ -87,10 +135,16 @@ Status Session::plan_again(double link_bytes_per_s) {
   request.machine = &machine;
   request.arena_bytes = plan_.arena_bytes;
   request.cost = plan_.decode_cost;
+  if (plan_.kv_streamed) request.kv_tier = kScratchTier;
   HR_ASSIGN(Program better, plan_cyclic(request));
   plan_.decode.tiers[1].load_bytes_per_s = link_bytes_per_s;
-  const Nanos now = simulate(plan_.decode).total_ns;
-  if (static_cast<double>(simulate(better).total_ns) > kGain * static_cast<double>(now)) return {};
+  const StepRows rows = typical_rows(*request.graph, position_);
+  const SimOptions as_now{.tiers = {}, .rows = &rows};
+  const Nanos now = simulate(plan_.decode, as_now).total_ns;
+  if (static_cast<double>(simulate(better, as_now).total_ns) >
+      kGain * static_cast<double>(now)) {
+    return {};
+  }
   std::erase_if(programs_, [](const auto& entry) {
     const auto [from, to] = entry.first;
     return from == Phase::kDecode || to == Phase::kDecode || from == Phase::kLeft;
@@ -133,13 +187,92 @@ Status Session::run(Phase phase, std::span<const int32_t> tokens) {
     if (rate) new_rate_ = *rate;
   }
   position_ += n;
+  // A tile just sealed stays in the tails until the next one begins.
+  tail_tile_ = (position_ - 1) / kKvTile;
+  sealed_ = std::max(sealed_, position_ / kKvTile);
   phase_ = phase;
   return {};
 }
 
-void Session::rewind(int64_t position) {
+int64_t Session::rewind(int64_t position) {
   HR_CHECK(position >= 0 && position <= position_, "a session rewinds to where it has been");
+  if (position == position_) return position_;
+  const bool exact = position / kKvTile == tail_tile_;
+  position_ = exact ? position : round_down(position, kKvTile);
+  const int64_t seen = std::max<int64_t>(0, position_ - model_.config.window + 1) / kKvTile;
+  if (!holds_kv(seen)) reset();
+  return position_;
+}
+
+bool Session::holds_kv(int64_t tile) const {
+  return tile >= 0 && (window_tiles_ == 0 || tile >= sealed_ - window_tiles_);
+}
+
+Result<Prepared*> Session::holder() {
+  return last_ != nullptr ? last_ : prepared_for(Phase::kDecode);
+}
+
+template <typename Fn>
+Status Session::for_slots(int64_t layer, int64_t begin, int64_t end, size_t bytes, Fn fn) const {
+  const ModelConfig& c = model_.config;
+  const Bytes tile = kv_tile_bytes(plan_.options.kv_format, c.kv_heads, c.head_dim);
+  if (layer < 0 || layer >= c.layers || begin < 0 || begin >= end ||
+      end * kKvTile > round_up(plan_.context, kKvTile) ||
+      bytes != static_cast<size_t>((end - begin) * tile)) {
+    return error(Code::kUsage, "%zu bytes for tiles [%lld, %lld) of layer %lld", bytes,
+                 static_cast<long long>(begin), static_cast<long long>(end),
+                 static_cast<long long>(layer));
+  }
+  const int64_t segments = layer_segments_[static_cast<size_t>(layer)];
+  for (int64_t at = begin; at < end;) {
+    const int64_t in_slot = at % slot_tiles_;
+    const int64_t count = std::min(end - at, slot_tiles_ - in_slot);
+    const std::string name =
+        text_of("kv.%lld.0.%lld", static_cast<long long>(layer),
+                static_cast<long long>(at / slot_tiles_ % segments));
+    HR_TRY(fn(name, in_slot * tile, (at - begin) * tile, count * tile));
+    at += count;
+  }
+  return {};
+}
+
+Status Session::read_kv(int64_t layer, int64_t begin, int64_t end, std::span<std::byte> out) {
+  if (end * kKvTile > position_ || !holds_kv(begin) || last_ == nullptr) {
+    return error(Code::kUsage, "tiles [%lld, %lld) are not all there: %lld positions were read",
+                 static_cast<long long>(begin), static_cast<long long>(end),
+                 static_cast<long long>(position_));
+  }
+  return for_slots(layer, begin, end, out.size(),
+                   [&](const std::string& name, Bytes from, Bytes at, Bytes bytes) {
+                     return executor_->read_state(
+                         *last_, name,
+                         out.subspan(static_cast<size_t>(at), static_cast<size_t>(bytes)), from);
+                   });
+}
+
+Status Session::write_kv(int64_t layer, int64_t begin, int64_t end,
+                         std::span<const std::byte> bytes) {
+  HR_CHECK(position_ == 0, "KV of another session is written at the beginning");
+  HR_ASSIGN(Prepared* to, holder());
+  return for_slots(layer, begin, end, bytes.size(),
+                   [&](const std::string& name, Bytes from, Bytes at, Bytes count) {
+                     return executor_->write_state(
+                         *to, name,
+                         bytes.subspan(static_cast<size_t>(at), static_cast<size_t>(count)), from);
+                   });
+}
+
+Status Session::set_position(int64_t position) {
+  HR_CHECK(position_ == 0 && position >= 0 && position % kKvTile == 0,
+           "a past that was written ends with a tile");
+  if (position >= plan_.context) {
+    return error(Code::kUsage, "%lld positions leave no room in a context of %lld",
+                 static_cast<long long>(position), static_cast<long long>(plan_.context));
+  }
   position_ = position;
+  sealed_ = position / kKvTile;
+  tail_tile_ = sealed_;  // empty
+  return {};
 }
 
 Result<std::span<const float>> Session::append(std::span<const int32_t> tokens) {

@@ -20,14 +20,21 @@
 #include "headrace/session/rate_monitor.h"
 #include "headrace/session/session_plan.h"
 #include "headrace/tier/file_tier.h"
+#include "headrace/tier/tier.h"
 
 namespace headrace {
 
+// Puts something around the tier that KV is copied to: a link of another speed, faults.
+using WrapTier = std::function<Result<std::unique_ptr<Tier>>(std::unique_ptr<Tier>)>;
+
 class Session {
  public:
-  // Allocates what the plan reserved. `model` and `cancel` (may be null) are borrowed.
+  // Allocates what the plan reserved; with a plan that streams KV also a file in its folder, which
+  // no name leads to any more. `model` and `cancel` (may be null) are borrowed. kIo names the folder
+  // when the disk refuses the room.
   static Result<std::unique_ptr<Session>> start(const Model& model, SessionPlan plan,
-                                                const std::atomic<bool>* cancel = nullptr);
+                                                const std::atomic<bool>* cancel = nullptr,
+                                                const WrapTier& wrap_scratch = nullptr);
   ~Session();
 
   // Appends tokens to the sequence and returns the logits that follow the last one, [vocab]
@@ -37,10 +44,23 @@ class Session {
   Result<std::span<const float>> append(std::span<const int32_t> tokens);
 
   // Forgets the sequence: the next append starts at position 0.
-  void reset() { position_ = 0; }
-  // Forgets everything from `position` on: a conversation goes on from what both versions share.
-  // Precondition: 0 <= position <= position().
-  void rewind(int64_t position);
+  void reset() { position_ = tail_tile_ = sealed_ = 0; }
+  // Forgets what is after `position`, or after the last place before it that is still known exactly:
+  // any position of the tail's tile, else a multiple of 64; 0 where a layer with a window has lost
+  // what is seen from there. Returns that place, from which the caller goes on. Precondition:
+  // 0 <= position <= position().
+  int64_t rewind(int64_t position);
+
+  // KV of the sealed tiles [begin, end) of one layer, (end - begin) kv_tile_bytes. kUsage for tiles
+  // that are not sealed, or that a window has passed.
+  Status read_kv(int64_t layer, int64_t begin, int64_t end, std::span<std::byte> out);
+  bool holds_kv(int64_t tile) const;  // of every layer
+  // Precondition: position() is 0. What another session of this model and format has read; then
+  // set_position() makes it the past: `position` is a multiple of 64, below the context, and all
+  // tiles before it were written.
+  Status write_kv(int64_t layer, int64_t begin, int64_t end, std::span<const std::byte> bytes);
+  Status set_position(int64_t position);
+
   // Called within append after each step, with the tokens of this append that are done.
   void on_step(std::function<void(int64_t done)> callback) { on_step_ = std::move(callback); }
   // Positions in use.
@@ -55,6 +75,8 @@ class Session {
   TierCounters tier_counters() const { return tier_->counters(); }
   // kIo when a model file was changed while the session ran.
   Status check_files() const { return tier_->check_unchanged(); }
+  // Of the tier that KV is copied to; null: there is none.
+  const Tier* scratch() const { return scratch_.get(); }
   // The last step's Program and Trace, also of a step that failed. Precondition: there was one.
   const Program& last_program() const { return Executor::program_of(*last_); }
   const Trace& last_trace() const { return trace_; }
@@ -68,12 +90,20 @@ class Session {
   Result<Prepared*> prepared_for(Phase phase);
   const Program& program(Phase phase) const;
   Status plan_again(double link_bytes_per_s);
+  Status open_scratch(const WrapTier& wrap);
+  // The Program that runs next, or ran last: what knows where KV is now.
+  Result<Prepared*> holder();
+  // Calls fn(tensor name, first byte in it, first byte of all, bytes) for each run of tiles in a slot.
+  template <typename Fn>
+  Status for_slots(int64_t layer, int64_t begin, int64_t end, size_t bytes, Fn fn) const;
+  void look_at_kv();
 
   const Model& model_;
   SessionPlan plan_;
   const std::atomic<bool>* cancel_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<FileTier> tier_;
+  std::unique_ptr<Tier> scratch_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Executor> executor_;
   std::map<std::pair<Phase, Phase>, PreparedPtr> programs_;  // (from, to)
@@ -83,6 +113,12 @@ class Session {
   double new_rate_ = 0;  // of the link, when it is time to plan again; else 0
   int replans_ = 0;
   int64_t position_ = 0;
+  int64_t tail_tile_ = 0;  // which tile the tails hold
+  int64_t sealed_ = 0;     // tiles that were sealed since the last reset: windows end there
+  // How the slots are laid out, from the Graph.
+  int64_t slot_tiles_ = 1;
+  int64_t window_tiles_ = 0;             // that layers with a window hold; 0: as many as all others
+  std::vector<int64_t> layer_segments_;  // by layer
   StepRows rows_;
   Trace trace_;
   Prepared* last_ = nullptr;
