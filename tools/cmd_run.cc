@@ -57,6 +57,11 @@ void add_run(CLI::App& app, Action* action) {
   verb->add_option(
       "--trace", o->trace_file,
       "Write the last step as Chrome trace JSON (chrome://tracing, Perfetto)");
+  verb->add_option("--prefix-store", o->prefix_store,
+                   "Folder in which what was read is kept: a prompt that begins like one before "
+                   "is not computed again (see headrace kv)");
+  verb->add_option("--prefix-limit", o->prefix_limit, "Bytes that this folder may take")
+      ->capture_default_str();
   verb->callback([o, action] { *action = [o] { return run_session(*o); }; });
 }
 

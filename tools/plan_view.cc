@@ -77,10 +77,10 @@ std::string main_type(const ModelSummary& summary) {
   return most == summary.by_type.end() ? "" : most->name;
 }
 
-ProgramFigures figures_of(const Program& program, int64_t rows) {
+ProgramFigures figures_of(const Program& program, int64_t rows, int64_t position) {
   ProgramFigures f;
   if (program.graph == nullptr) return f;
-  const PlanSummary s = summarize(program);
+  const PlanSummary s = summarize(program, position);
   f.rows = rows;
   f.model_bytes = s.model_bytes;
   f.resident_bytes = s.resident_bytes;
@@ -88,6 +88,8 @@ ProgramFigures figures_of(const Program& program, int64_t rows) {
   f.gathered_bytes = s.gathered_bytes;
   f.ring_bytes = s.ring_bytes;
   f.kv_bytes = s.state_bytes;
+  f.kv_disk_bytes = s.kv_copy_bytes;
+  f.kv_loaded_bytes = s.kv_loaded_bytes;
   f.workspace_bytes = s.workspace_bytes;
   f.resident_tensors = s.resident_tensors;
   f.streamed_tensors = s.streamed_tensors;
@@ -115,8 +117,11 @@ PlanReport plan_report(const Model& model, const std::string& path,
   r.prompt_tokens = plan.options.prompt_tokens;
   r.chunk = plan.chunk;
   r.threads = plan.options.threads;
-  r.decode = figures_of(plan.decode, 1);
-  r.prefill = figures_of(plan.prefill, plan.chunk);
+  r.kv_format = name_of(plan.options.kv_format);
+  r.kv_folder = plan.kv_streamed ? plan.options.kv_folder : "";
+  r.position = plan.decode_cost.positions;
+  r.decode = figures_of(plan.decode, 1, r.position);
+  r.prefill = figures_of(plan.prefill, plan.chunk, r.position);
   r.machine.name = plan.options.machine.name;
   r.machine.source = setup.machine_source;
   r.machine.measured = setup.machine_measured;

@@ -17,7 +17,7 @@ std::string model_name(const Model& model, const std::string& path);
 // The type that most weight bytes have.
 std::string main_type(const ModelSummary& summary);
 
-ProgramFigures figures_of(const Program& program, int64_t rows);
+ProgramFigures figures_of(const Program& program, int64_t rows, int64_t position = 0);
 PlanReport plan_report(const Model& model, const std::string& path,
                        const SessionPlan& plan, const Setup& setup);
 

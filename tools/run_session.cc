@@ -6,6 +6,7 @@
 
 #include "headrace/base/system_memory.h"
 #include "headrace/model/tokenizer_stream.h"
+#include "headrace/session/prefix.h"
 #include "tools/io_counter.h"
 #include "tools/plan_view.h"
 
@@ -50,6 +51,11 @@ class Runner {
     report_.plan.budget_bytes = setup_.session.memory_bytes;
     report_.plan.threads = setup_.session.threads;
     const SamplingOptions& sampling = o_.generate.sampling;
+    if (!o_.prefix_store.empty()) {
+      const auto limit = parse_size(o_.prefix_limit, 0);
+      if (!limit.ok()) return limit.status().within("--prefix-limit");
+      prefix_limit_ = *limit;
+    }
     setup_.session.greedy = sampling.temperature == 0 && sampling.repeat_penalty == 1;
     return {};
   }
@@ -59,6 +65,7 @@ class Runner {
     HR_TRY(plan());
     HR_TRY(start());
     HR_TRY(interactive_ ? converse() : answer(prompt_, {}, nullptr));
+    HR_TRY(finish_prefix());
     HR_TRY(output_.status());
     return session_->check_files();
   }
@@ -107,8 +114,9 @@ class Runner {
   }
 
   Status plan() {
-    const SessionOptions& s = setup_.session;
+    SessionOptions& s = setup_.session;
     expect();
+    if (!o_.prefix_store.empty()) s.beside_bytes = prefix_memory(*model_, s.kv_format);
     auto planned = plan_session(*model_, s);
     if (!planned.ok()) {
       if (planned.status().code() != Code::kDoesNotFit) return planned.status();
@@ -153,10 +161,35 @@ class Runner {
     report_.tier_method = session_->tier().method;
     report_.tier_notice = session_->tier().notice;
     if (!report_.tier_notice.empty()) notice("%s", report_.tier_notice.c_str());
+    if (!o_.prefix_store.empty()) {
+      const PrefixSettings settings{o_.prefix_store, model_name(*model_, o_.budget.model),
+                                    prefix_limit_};
+      HR_ASSIGN(prefix_, SessionPrefix::open(*model_, *session_, settings));
+    }
     session_->on_step([this](int64_t done) {
       if (prompt_left_ > 1) progress_.update("prompt", done, prompt_left_);
+      if (prefix_ != nullptr && kept_.ok()) kept_ = prefix_->keep(held_);
     });
     return {};
+  }
+
+  // How many of the tokens of a new text need not be computed.
+  Result<size_t> restore(std::span<const int32_t> tokens) {
+    if (prefix_ == nullptr || session_->position() > 0) return size_t{0};
+    const Nanos begin = since_start();
+    HR_ASSIGN(const int64_t there, prefix_->restore(tokens));
+    report_.prefix_tokens = there;
+    report_.prefix_ns = there > 0 ? since_start() - begin : 0;
+    return static_cast<size_t>(there);
+  }
+
+  // What the store could not take is said once, and lost to the next run alone.
+  Status finish_prefix() {
+    if (prefix_ == nullptr || session_->position() == 0) return {};
+    if (kept_.ok()) kept_ = prefix_->finish(held_);
+    const std::string why = prefix_->stats().not_writing;
+    if (!why.empty()) notice("%s: %s", o_.prefix_store.c_str(), why.c_str());
+    return kept_;
   }
 
   // Called with each token; false ends the answer.
@@ -165,6 +198,7 @@ class Runner {
     count_reads();
     if (prompt_left_ > 0) progress_.restart();
     prompt_left_ = 0;
+    held_.push_back(token);
     const std::string text = decoder.push(token);
     if (!text.empty()) {
       if (said != nullptr) *said += text;
@@ -194,7 +228,8 @@ class Runner {
     reads_begin_ = -1;
     report_.steady_steps = 0;
     report_.steady_ns = report_.steady_wait_ns = report_.bound_ns = 0;
-    report_.steady_loaded = report_.steady_gathered = report_.bound_loaded = 0;
+    report_.steady_loaded = report_.steady_kv_loaded = 0;
+    report_.steady_gathered = report_.bound_loaded = 0;
     report_.steady_read = -1;
   }
 
@@ -214,10 +249,18 @@ class Runner {
       return error(Code::kUsage, "%zu more tokens do not fit the context of %lld",
                    tokens.size(), static_cast<long long>(session_->plan().context));
     }
+    held_.assign(before.begin(), before.end());
+    held_.insert(held_.end(), tokens.begin(), tokens.end());
+    HR_ASSIGN(const size_t restored, restore(tokens));
+    if (restored > 0) {
+      before = std::span<const int32_t>(held_).first(restored);
+      tokens = tokens.subspan(restored);
+    }
+    const std::vector<int32_t> history(before.begin(), before.end());  // held_ grows
     GenerateOptions g = o_.generate;
     limit_ = max_tokens_ > 0 ? std::min(max_tokens_, room + 1) : room + 1;
     g.max_tokens = limit_;
-    g.history = before;
+    g.history = history;
     tokens_now_ = 0;
     reads_begin_ = reads_end_ = -1;
     prompt_left_ = static_cast<int64_t>(tokens.size());
@@ -246,6 +289,7 @@ class Runner {
     report_.steady_ns += s.steady_ns;
     report_.steady_wait_ns += s.steady_wait_ns;
     report_.steady_loaded += s.steady_loaded;
+    report_.steady_kv_loaded += s.steady_kv_loaded;
     report_.steady_gathered += s.steady_gathered;
     report_.bound_loaded += s.bound_loaded;
     report_.bound_ns += s.bound_ns;
@@ -318,6 +362,11 @@ class Runner {
       report_.plan = plan_report(*model_, o_.budget.model, session_->plan(), setup_);
       report_.replans = session_->replans();
     }
+    if (session_ != nullptr) {
+      report_.kv_loaded = session_->moved().kv_loaded;
+      report_.kv_stored = session_->moved().kv_stored;
+      report_.kv_wait_ns = session_->moved().kv_wait_ns;
+    }
     report_.version = HEADRACE_VERSION;
     report_.exit_code = exit_code(status.code());
     Status written = write_trace();
@@ -355,6 +404,10 @@ class Runner {
   std::vector<int32_t> prompt_;
   SessionPlan plan_;
   std::unique_ptr<Session> session_;
+  std::unique_ptr<SessionPrefix> prefix_;
+  Bytes prefix_limit_ = 0;
+  Status kept_;                // of what was handed to the store
+  std::vector<int32_t> held_;  // tokens of the session, and the one that comes next
   TextOutput output_;
   IoCounter io_;
   RunReport report_;

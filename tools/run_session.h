@@ -16,6 +16,8 @@ struct RunOptions {
   bool has_tokens = false;  // --tokens was given
   std::string report_file;
   std::string trace_file;
+  std::string prefix_store;         // folder; empty: none
+  std::string prefix_limit = "8GiB";
 };
 
 // Text goes to stdout, all else to stderr. Once the options make sense a report is

@@ -61,7 +61,8 @@ std::string memory_lines(const PlanReport& p, const TextStyle& style) {
   };
   const Row rows[] = {
       {"weights, resident", p.decode.resident_bytes, p.prefill.resident_bytes},
-      {"weights, ring", p.decode.ring_bytes, p.prefill.ring_bytes},
+      {p.decode.kv_disk_bytes > 0 ? "ring" : "weights, ring", p.decode.ring_bytes,
+       p.prefill.ring_bytes},
       {"KV cache", p.decode.kv_bytes, p.prefill.kv_bytes},
       {"workspace", p.decode.workspace_bytes, p.prefill.workspace_bytes},
       {"other", other_bytes(p, p.decode), other_bytes(p, p.prefill)},
@@ -106,6 +107,12 @@ std::string pass_lines(const PlanReport& p, const TextStyle& style) {
   const double read_part = share(d.streamed_bytes, d.model_bytes);
   const double wait_part = share(d.predicted_stall_ns, d.predicted_ns);
   out += line_text({"reads", read(d), read_part, column(read(f))}, style);
+  if (d.kv_disk_bytes > 0) {
+    const auto kv = [](const ProgramFigures& x) { return human_bytes(x.kv_loaded_bytes); };
+    out += line_text({"reads of KV", kv(d), share(d.kv_loaded_bytes, d.kv_disk_bytes),
+                      column(kv(f))},
+                     style);
+  }
   out += line_text({"waits for the disk", human_time(d.predicted_stall_ns), wait_part,
                     column(human_time(f.predicted_stall_ns))},
                    style);
@@ -127,7 +134,13 @@ std::string facts(const PlanReport& p, const TextStyle& style) {
   }
   const std::string threads =
       std::to_string(p.threads) + (p.threads == 1 ? " thread" : " threads");
-  return fact("context", context, style) +
+  std::string kv = p.kv_format;
+  if (p.decode.kv_disk_bytes > 0) {
+    kv += text_of("; up to %s in %s, figures are for position %s",
+                  human_bytes(p.decode.kv_disk_bytes).c_str(), p.kv_folder.c_str(),
+                  grouped(p.position).c_str());
+  }
+  return fact("context", context, style) + fact("KV cache", kv, style) +
          fact("machine", threads + ", disk " + link + "/s", style) +
          fact("rates", rates, style);
 }
@@ -191,6 +204,8 @@ void write_program(const ProgramFigures& f, JsonWriter& json) {
   json.field("gathered_bytes", f.gathered_bytes);
   json.field("ring_bytes", f.ring_bytes);
   json.field("kv_bytes", f.kv_bytes);
+  json.field("kv_disk_bytes", f.kv_disk_bytes);
+  json.field("kv_loaded_bytes", f.kv_loaded_bytes);
   json.field("workspace_bytes", f.workspace_bytes);
   json.field("resident_tensors", f.resident_tensors);
   json.field("streamed_tensors", f.streamed_tensors);
@@ -218,6 +233,9 @@ void write_plan(const PlanReport& p, JsonWriter& json) {
   json.field("budget_source", p.budget_source);
   json.field("arena_bytes", p.arena_bytes);
   json.field("other_bytes", other_bytes(p, p.decode));
+  json.field("kv_format", p.kv_format);
+  json.field("kv_folder", p.kv_folder);
+  json.field("position", p.position);
   json.field("context", p.context);
   json.field("trained_context", p.trained_context);
   json.field("chunk", p.chunk);

@@ -27,7 +27,9 @@ struct ProgramFigures {
   Bytes streamed_bytes = 0;  // loaded a pass
   Bytes gathered_bytes = 0;  // rows of the embedding table, read apart
   Bytes ring_bytes = 0;
-  Bytes kv_bytes = 0;
+  Bytes kv_bytes = 0;           // in memory, for good
+  Bytes kv_disk_bytes = 0;      // copies on a disk of what may not stay in memory
+  Bytes kv_loaded_bytes = 0;    // a pass, at the position that times are predicted for
   Bytes workspace_bytes = 0;
   int64_t resident_tensors = 0;
   int64_t streamed_tensors = 0;
@@ -61,6 +63,9 @@ struct PlanReport {
   std::string budget_source;  // "set" or what `auto` went by
   Bytes arena_bytes = 0;
   std::vector<ReservedItem> reserved;  // the ledger, the arena included
+  std::string kv_format;  // "f16"
+  std::string kv_folder;  // where kv_disk_bytes are
+  int64_t position = 0;   // that times are predicted for
   int64_t context = 0;
   int64_t trained_context = 0;
   int64_t prompt_tokens = 0;  // expected

@@ -49,7 +49,7 @@ SpeedBound speed_bound(const RunReport& r) {
   if (r.steady_steps == 0) return {};
   SpeedBound bound{0, "measured in this run"};
   double link_bytes_per_s = rate(r.bound_loaded, r.bound_ns);
-  if (link_bytes_per_s <= 0 && r.plan.decode.streamed_bytes > 0) {
+  if (link_bytes_per_s <= 0 && r.plan.decode.streamed_bytes + r.steady_kv_loaded > 0) {
     // A session that planned again did so with a rate that it had measured.
     if (r.replans == 0) bound.source = "machine file";
     if (r.replans == 0 && !r.plan.machine.measured) return {};
@@ -59,7 +59,8 @@ SpeedBound speed_bound(const RunReport& r) {
   double slowest =
       seconds(r.steady_ns - r.steady_wait_ns) / static_cast<double>(r.steady_steps);
   if (link_bytes_per_s > 0) {
-    const double streamed = static_cast<double>(r.plan.decode.streamed_bytes);
+    const double streamed = static_cast<double>(r.plan.decode.streamed_bytes +
+                                                each(r.steady_kv_loaded, r.steady_steps));
     slowest = std::max(slowest, streamed / link_bytes_per_s);
   }
   if (slowest <= 0) return {};
@@ -80,6 +81,12 @@ std::string run_report_json(const RunReport& r) {
   json.field("streamed_bytes_per_token", r.plan.decode.streamed_bytes);
   json.field("loaded_bytes_per_token", each(r.steady_loaded, r.steady_steps));
   json.field("gathered_bytes_per_token", each(r.steady_gathered, r.steady_steps));
+  json.field("kv_loaded_bytes_per_token", each(r.steady_kv_loaded, r.steady_steps));
+  json.field("kv_loaded_bytes", r.kv_loaded).field("kv_stored_bytes", r.kv_stored);
+  json.field("kv_wait_seconds", seconds(r.kv_wait_ns));
+  json.field("kv_resident_bytes", r.plan.decode.kv_bytes);
+  json.field("kv_disk_bytes", r.plan.decode.kv_disk_bytes);
+  json.field("prefix_tokens", r.prefix_tokens).field("prefix_seconds", seconds(r.prefix_ns));
   json.key("read_bytes_per_token");
   if (r.steady_read >= 0 && r.steady_steps > 0) {
     json.value(each(r.steady_read, r.steady_steps));
@@ -126,6 +133,10 @@ std::string final_line(const RunReport& r) {
   if (r.steady_steps > 0) {
     const Bytes loaded = each(r.steady_loaded, r.steady_steps);
     line += loaded > 0 ? "; " + human_bytes(loaded) + " read/token" : "; nothing read";
+  }
+  if (r.prefix_tokens > 0) {
+    line += text_of("; %s tokens restored in %s", grouped(r.prefix_tokens).c_str(),
+                    human_time(r.prefix_ns).c_str());
   }
   return line + "; peak " + human_bytes(r.peak_rss_bytes);
 }

@@ -20,6 +20,11 @@ struct RunReport {
   std::string error;        // empty unless exit_reason is "error"
   std::string tier_method;  // "io_uring + O_DIRECT"
   std::string tier_notice;
+  Bytes kv_loaded = 0, kv_stored = 0;  // of KV slots, since the start
+  Bytes steady_kv_loaded = 0;          // part of steady_loaded
+  Nanos kv_wait_ns = 0;                // compute standing still for KV, since the start
+  int64_t prefix_tokens = 0;           // of the prompt, that were restored
+  Nanos prefix_ns = 0;                 // that it took
   int replans = 0;  // times the session swapped to a new plan
 
   Bytes peak_rss_bytes = 0;  // VmHWM when the report was made

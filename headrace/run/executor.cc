@@ -290,6 +290,8 @@ std::span<const float> Executor::output(const Prepared& prepared, std::string_vi
   return {};
 }
 
+const Status& Executor::failed() const { return state_->failed; }
+
 const Executor::Moved& Executor::moved() const { return state_->moved; }
 
 }  // namespace headrace

@@ -119,6 +119,9 @@ class Executor {
   // All of it.
   Result<std::vector<std::byte>> read_state(const Prepared& prepared, std::string_view name);
 
+  // The error that ended it all; ok: there was none.
+  const Status& failed() const;
+
   // From now on every f32, bf16 or f16 value that an op writes is looked at, and a run ends with
   // kNotFinite, naming op, tensor and element, at the first NaN or infinity. For finding out what
   // went wrong: all memory is read once more.

@@ -28,6 +28,7 @@ void add_step(const Executor::Moved& before, const Executor::Moved& after, Nanos
   stats->steady_ns += took;
   stats->steady_wait_ns += wait;
   stats->steady_loaded += loaded;
+  stats->steady_kv_loaded += after.kv_loaded - before.kv_loaded;
   stats->steady_gathered += after.gathered - before.gathered;
   if (loaded == 0 || wait < took / 2) return;
   stats->bound_loaded += loaded;
@@ -37,7 +38,8 @@ void add_step(const Executor::Moved& before, const Executor::Moved& after, Nanos
 void forget_steps(GenerateStats* stats) {
   stats->steady_steps = 0;
   stats->steady_ns = stats->steady_wait_ns = stats->bound_ns = 0;
-  stats->steady_loaded = stats->steady_gathered = stats->bound_loaded = 0;
+  stats->steady_loaded = stats->steady_kv_loaded = 0;
+  stats->steady_gathered = stats->bound_loaded = 0;
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ struct GenerateStats {
   Nanos steady_ns = 0;
   Nanos steady_wait_ns = 0;  // compute standing still for transfers
   Bytes steady_loaded = 0;
+  Bytes steady_kv_loaded = 0;  // of that, KV
   Bytes steady_gathered = 0;
   // Of the steady steps that waited half of their time or more: there the link is nearly
   // always busy, and bytes / time is its rate.

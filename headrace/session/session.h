@@ -60,6 +60,8 @@ class Session {
   // tiles before it were written.
   Status write_kv(int64_t layer, int64_t begin, int64_t end, std::span<const std::byte> bytes);
   Status set_position(int64_t position);
+  // Ok until a step has failed; then nothing runs any more.
+  Status failed() const { return executor_->failed(); }
 
   // Called within append after each step, with the tokens of this append that are done.
   void on_step(std::function<void(int64_t done)> callback) { on_step_ = std::move(callback); }

@@ -150,6 +150,9 @@ class Planner {
     if (!plan_.options.greedy) {
       HR_TRY(plan_.ledger.reserve("sampling", model_.config.vocab * kSamplerBytesPerToken));
     }
+    if (plan_.options.beside_bytes > 0) {
+      HR_TRY(plan_.ledger.reserve("beside the session", plan_.options.beside_bytes));
+    }
     HR_TRY(plan_.ledger.reserve("transfers", kTransferMemory));
     if (plan_.kv_streamed) {
       HR_TRY(plan_.ledger.reserve("transfers of KV", kTransferMemory));
@@ -263,15 +266,10 @@ class Planner {
     return {};
   }
 
-  // The rows of a full step of this Program whose first position is about `first`.
+  // A full step of this Program from about `first` on, inside the context.
   StepRows rows_at(const Program& p, int64_t first) const {
-    const int64_t n = p.graph->max_rows;
-    first = std::clamp<int64_t>(first, 0, std::max<int64_t>(0, plan_.context - n));
-    StepRows rows;
-    rows.tokens.assign(static_cast<size_t>(n), 0);
-    rows.sequences.assign(static_cast<size_t>(n), 0);
-    for (int64_t i = 0; i < n; ++i) rows.positions.push_back(static_cast<int32_t>(first + i));
-    return rows;
+    const int64_t most = std::max<int64_t>(0, plan_.context - p.graph->max_rows);
+    return typical_rows(*p.graph, std::clamp<int64_t>(first, 0, most));
   }
 
   const Model& model_;
@@ -306,9 +304,8 @@ Result<SessionPlan> plan_session(const Model& model, const SessionOptions& optio
   Result<SessionPlan> streamed = other.run();
   if (!resident.ok()) return streamed;
   if (!streamed.ok()) return resident;
-  return other.step_ns(streamed->decode) <
-                 other.step_ns(resident->decode) ? std::move(streamed)
-                                                                          : std::move(resident);
+  const bool faster = other.step_ns(streamed->decode) < other.step_ns(resident->decode);
+  return faster ? std::move(streamed) : std::move(resident);
 }
 
 Result<Bytes> least_memory(const Model& model, const SessionOptions& options) {

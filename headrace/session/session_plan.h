@@ -34,6 +34,7 @@ struct SessionOptions {
   std::string kv_folder;
   Bytes kv_disk_bytes = 0;    // that KV may take in kv_folder; 0: what is free there
   int64_t segment_tokens = 0; // positions of a KV slot, a multiple of 64; 0: chosen
+  Bytes beside_bytes = 0;     // kept back for what the caller holds beside the session
   Machine machine = Machine::defaults(1);
 };
 
