@@ -1,4 +1,4 @@
-// headrace bench: measures the planner on this machine.
+// headrace bench: measures the planner, and sessions, on this machine.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "headrace/plan/step_plan.h"
 #include "headrace/report/json_writer.h"
 #include "headrace/report/step_report.h"
+#include "tools/bench_session.h"
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/options.h"
@@ -174,10 +175,40 @@ Status bench_scenarios(bool json) {
   return print_output(json ? scenarios_json(all) : scenarios_text(all));
 }
 
+void add_session_benches(CLI::App& verb, Action* action) {
+  auto kv = std::make_shared<BenchKvOptions>();
+  CLI::App* sub = verb.add_subcommand("kv", "Decoding after a long past, drawn from a seed");
+  add_budget_options(*sub, &kv->budget);
+  sub->add_option("--positions", kv->positions, "Lengths of the past, multiples of 64")
+      ->delimiter(',')
+      ->capture_default_str();
+  sub->add_option("--steps", kv->steps, "Tokens decoded at each")
+      ->check(CLI::Range(int64_t{1}, int64_t{100'000}))
+      ->capture_default_str();
+  sub->add_option("--fill", kv->fill, "Seed of the past")->capture_default_str();
+  sub->add_option("--kv-link", kv->link_bytes_per_s,
+                  "Bytes a second of an emulated link to KV that is not in memory");
+  sub->add_flag("--json", kv->json, "As JSON");
+  sub->callback([kv, action] { *action = [kv] { return bench_kv(*kv); }; });
+
+  auto text = std::make_shared<BenchPerplexityOptions>();
+  sub = verb.add_subcommand("perplexity", "How well a text is predicted");
+  add_budget_options(*sub, &text->budget);
+  sub->add_option("--text", text->text, "A file")->required();
+  sub->add_option("--window", text->window, "Tokens, each window read on its own")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 20))
+      ->capture_default_str();
+  sub->add_option("--windows", text->windows, "How many")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  sub->add_flag("--json", text->json, "As JSON");
+  sub->callback([text, action] { *action = [text] { return bench_perplexity(*text); }; });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Action* action) {
-  CLI::App* verb = app.add_subcommand("bench", "Measure the planner");
+  CLI::App* verb = app.add_subcommand("bench", "Measure the planner and sessions");
   verb->require_subcommand(1);
   auto o = std::make_shared<BenchOptions>();
   CLI::App* plan = verb->add_subcommand(
@@ -191,6 +222,7 @@ void add_bench(CLI::App& app, Action* action) {
       ->capture_default_str();
   plan->add_flag("--json", o->json, "As JSON");
   plan->callback([o, action] { *action = [o] { return bench_plan(*o); }; });
+  add_session_benches(*verb, action);
   auto as_json = std::make_shared<bool>(false);
   CLI::App* scenarios = verb->add_subcommand(
       "scenarios", "Published figures beside ours, simulated, with every assumption");
