@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "headrace/kernel/kernel.h"
-#include "headrace/kernel/kv_layout.h"
 
 namespace headrace::test {
 
@@ -56,15 +55,10 @@ class OpHarness {
     return buffers.size() - 1;
   }
   void absent_input() { op.inputs.emplace_back(); }
-  // Adds every KV slot, sequence-major, as inputs or as updates; returns the first's
-  // number.
-  size_t kv_slots(const KvLayout& kv, int64_t sequences, int64_t segments, bool update) {
-    const size_t first = buffers.size();
-    for (int64_t i = 0; i < sequences * segments; ++i) {
-      TensorId id = tensor(DType::kF16, 1, kv.bytes() / 2, Role::kState);
-      (update ? op.updates : op.inputs).push_back(id);
-    }
-    return first;
+  // Adds state as an update; returns its buffer's number.
+  size_t update(DType dtype, int64_t rows, int64_t cols) {
+    op.updates.push_back(tensor(dtype, rows, cols, Role::kState));
+    return buffers.size() - 1;
   }
 
   float* f32(size_t buffer) { return reinterpret_cast<float*>(buffers[buffer].data()); }

@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "headrace/ir/kv.h"
 #include "headrace/kernel/half.h"
+#include "headrace/kernel/kv_layout.h"
 #include "tests/kernel/op_harness.h"
 
 namespace headrace::test {
@@ -20,15 +23,15 @@ const RopeCase kCases[] = {
     {2, 1, 20, 12, false, false},
 };
 
-constexpr int64_t kSegmentTokens = 64, kSegments = 3, kSequences = 2;
+constexpr int64_t kSequences = 2;
 constexpr double kEps = 1e-6;
 
 class RopeHarness {
  public:
-  RopeHarness(const RopeCase& c, int64_t rows)
+  RopeHarness(const RopeCase& c, int64_t rows, KvFormat format = KvFormat::kF16)
       : shape(c),
         h(OpKind::kRopeKv, rows),
-        kv{c.kv_heads, c.head_dim, kSegmentTokens},
+        kv{c.kv_heads, c.head_dim},
         cols((c.heads + 2 * c.kv_heads) * c.head_dim) {
     qkv = h.input(DType::kF32, rows, cols);
     table = h.input(DType::kF32, rows, c.rope_dims);
@@ -39,15 +42,18 @@ class RopeHarness {
       fill_normal(h.f32(k_norm), c.head_dim, 4);
     }
     out = h.output(DType::kF32, rows, c.heads * c.head_dim);
-    slots = h.kv_slots(kv, kSequences, kSegments, true);
+    const int64_t padded = padded_head_dim(c.head_dim), tile = 128 * c.kv_heads;
+    open = h.output(DType::kF16, std::max<int64_t>(kv_open_tiles(rows, kSequences), 1) * tile,
+                    padded);
+    tails = h.update(DType::kF16, tile, padded);
+    for (int64_t s = 1; s < kSequences; ++s) h.update(DType::kF16, tile, padded);
     h.op.attrs = {{Attr::kHeads, c.heads},
                   {Attr::kKvHeads, c.kv_heads},
                   {Attr::kHeadDim, c.head_dim},
                   {Attr::kEps, kEps},
                   {Attr::kAddOne, c.add_one},
                   {Attr::kRopeHalfSplit, c.half_split},
-                  {Attr::kSegmentTokens, kSegmentTokens},
-                  {Attr::kSegments, kSegments}};
+                  {Attr::kKvFormat, static_cast<double>(format)}};
     fill_normal(h.f32(qkv), rows * cols, 1);
     fill_normal(h.f32(table), rows * c.rope_dims, 2);
   }
@@ -74,28 +80,31 @@ class RopeHarness {
     return y;
   }
 
-  const uint16_t* slot(int64_t sequence, int64_t position) {
-    const auto i = static_cast<size_t>(sequence * kSegments + position / kSegmentTokens);
-    return reinterpret_cast<const uint16_t*>(h.bytes(slots + i));
+  // The tail of `sequence`, and an open tile.
+  const uint16_t* tail(int64_t sequence) {
+    return reinterpret_cast<const uint16_t*>(h.bytes(tails + static_cast<size_t>(sequence)));
   }
-  std::string all_kv() {
-    std::string bits;
-    for (size_t i = slots; i < slots + kSequences * kSegments; ++i) bits += h.bits(i);
-    return bits;
+  const uint16_t* open_tile(int64_t i) {
+    return reinterpret_cast<const uint16_t*>(h.bytes(open)) + i * kv.tile_elements();
   }
+  std::string all_kv() { return h.bits(tails) + h.bits(tails + 1) + h.bits(open); }
 
   RopeCase shape;
   OpHarness h;
   KvLayout kv;
   int64_t cols;
-  size_t qkv, table, q_norm = 0, k_norm = 0, out, slots;
+  size_t qkv, table, q_norm = 0, k_norm = 0, out, open, tails;
 };
 
+// Sequence 0 in its tail and one open tile, sequence 1 in its tail and two more.
 StepRows ragged_step() {
   StepRows step = step_of(5, 62, 0);
-  append(step, step_of(1, 191, 1));
-  append(step, step_of(2, 0, 1));
+  append(step, step_of(70, 190, 1));
   return step;
+}
+const uint16_t* tile_of(RopeHarness& t, int64_t sequence, int64_t position) {
+  if (sequence == 0) return position < 64 ? t.tail(0) : t.open_tile(0);
+  return position < 192 ? t.tail(1) : t.open_tile(position < 256 ? 1 : 2);
 }
 
 TEST(RopeKv, NormalisesAndRotatesQAndWritesKAndVAtTheRowsPlace) {
@@ -113,12 +122,12 @@ TEST(RopeKv, NormalisesAndRotatesQAndWritesKAndVAtTheRowsPlace) {
         }
       }
       const int64_t position = step.positions[static_cast<size_t>(row)];
-      const uint16_t* slot = t.slot(step.sequences[static_cast<size_t>(row)], position);
+      const uint16_t* tile = tile_of(t, step.sequences[static_cast<size_t>(row)], position);
       for (int64_t g = 0; g < c.kv_heads; ++g) {
         const auto want =
             t.rotated(row, c.heads + g, c.norms ? t.h.f32(t.k_norm) : nullptr);
-        const uint16_t* k = slot + t.kv.k_offset(g, position % kSegmentTokens);
-        const uint16_t* v = slot + t.kv.v_offset(g, position % kSegmentTokens);
+        const uint16_t* k = tile + t.kv.k_offset(g, position % kKvTile);
+        const uint16_t* v = tile + t.kv.v_offset(g, position % kKvTile);
         const float* v_in =
             t.h.f32(t.qkv) + row * t.cols + (c.heads + c.kv_heads + g) * d;
         for (int64_t i = 0; i < d; ++i) {
@@ -138,15 +147,28 @@ TEST(RopeKv, TouchesNoOtherPosition) {
   const RopeCase c = kCases[0];
   RopeHarness t(c, 1);
   t.h.run(step_of(1, 70, 1));
-  const std::string untouched(static_cast<size_t>(t.kv.bytes()), '\xFF');
-  for (size_t i = 0; i < kSequences * kSegments; ++i) {
-    if (i == kSegments + 1) continue;
-    EXPECT_EQ(t.h.bits(t.slots + i), untouched) << i;
-  }
-  const uint16_t* slot = t.slot(1, 70);
+  const std::string untouched(static_cast<size_t>(t.kv.tile_elements() * 2), '\xFF');
+  EXPECT_EQ(t.h.bits(t.tails), untouched);
+  EXPECT_EQ(t.h.bits(t.open), untouched);
   int64_t written = 0;
-  for (int64_t i = 0; i < t.kv.bytes() / 2; ++i) written += slot[i] != 0xFFFF;
+  for (int64_t i = 0; i < t.kv.tile_elements(); ++i) written += t.tail(1)[i] != 0xFFFF;
   EXPECT_EQ(written, 2 * c.kv_heads * c.head_dim);
+}
+
+TEST(RopeKv, WritesBf16WhenKvIsBf16) {
+  const RopeCase c{4, 2, 20, 20, true, false};
+  RopeHarness half(c, 3), brain(c, 3, KvFormat::kBF16);
+  half.h.run(step_of(3, 10));
+  brain.h.run(step_of(3, 10));
+  EXPECT_EQ(half.h.bits(half.out), brain.h.bits(brain.out));
+  for (int64_t row = 0; row < 3; ++row) {
+    const float* v = half.h.f32(half.qkv) + row * half.cols + (c.heads + c.kv_heads) * c.head_dim;
+    for (int64_t i = 0; i < 32; ++i) {
+      const int64_t at = half.kv.v_offset(0, 10 + row) + i;
+      EXPECT_EQ(brain.tail(0)[at], i < 20 ? f32_to_bf16(v[i]) : 0) << i;
+      EXPECT_EQ(half.tail(0)[at], i < 20 ? f32_to_f16(v[i]) : 0) << i;
+    }
+  }
 }
 
 TEST(RopeKv, IsTheSameOnEveryInstructionSetAndThreadCount) {
@@ -166,52 +188,6 @@ TEST(RopeKv, IsTheSameOnEveryInstructionSetAndThreadCount) {
         ASSERT_EQ(t.h.bits(t.out), want_q) << name_of(isa) << " " << c.head_dim;
         ASSERT_EQ(t.all_kv(), want_kv) << name_of(isa) << " " << c.head_dim;
       }
-    }
-  }
-}
-
-// Rope and attention of rows [begin, end) of a sequence whose qkv and table are given, on
-// KV slots that `rope` holds; returns the output rows.
-std::string step_through(RopeHarness& rope, const std::vector<float>& qkv,
-                         const std::vector<float>& table, int64_t begin, int64_t end) {
-  const RopeCase& c = rope.shape;
-  const int64_t rows = end - begin, n = c.heads * c.head_dim;
-  std::copy_n(qkv.data() + begin * rope.cols, rows * rope.cols, rope.h.f32(rope.qkv));
-  std::copy_n(table.data() + begin * c.rope_dims, rows * c.rope_dims,
-              rope.h.f32(rope.table));
-  rope.h.run(step_of(rows, begin, 1));
-  OpHarness attention(OpKind::kAttention, rows);
-  const size_t q = attention.input(DType::kF32, rows, n);
-  const size_t slots = attention.kv_slots(rope.kv, kSequences, kSegments, false);
-  const size_t out = attention.output(DType::kF32, rows, n);
-  attention.op.attrs = rope.h.op.attrs;
-  attention.op.attrs[Attr::kScale] = 0.125;
-  attention.op.attrs[Attr::kWindow] = 90;
-  std::memcpy(attention.f32(q), rope.h.f32(rope.out), static_cast<size_t>(rows * n) * 4);
-  for (size_t i = 0; i < kSequences * kSegments; ++i) {
-    std::memcpy(attention.bytes(slots + i), rope.h.bytes(rope.slots + i),
-                static_cast<size_t>(rope.kv.bytes()));
-  }
-  attention.run(step_of(rows, begin, 1), 2);
-  return attention.bits(out);
-}
-
-TEST(RopeKv, WithAttentionAChunkedSequenceEqualsTokenByToken) {
-  constexpr int64_t kLength = 190;
-  const RopeCase c{6, 2, 64, 64, true, true};
-  const auto table = normal_values(kLength * c.rope_dims, 12);
-  for (Isa isa : all_isas()) {
-    IsaScope scope(isa);
-    std::string want;
-    for (const int64_t chunk : {int64_t{1}, int64_t{7}, int64_t{64}, kLength}) {
-      RopeHarness rope(c, chunk);
-      const auto qkv = normal_values(kLength * rope.cols, 11);
-      std::string got;
-      for (int64_t at = 0; at < kLength; at += chunk) {
-        got += step_through(rope, qkv, table, at, std::min(at + chunk, kLength));
-      }
-      if (want.empty()) want = got;
-      ASSERT_EQ(got, want) << name_of(isa) << " chunk " << chunk;
     }
   }
 }
