@@ -1,8 +1,8 @@
-// kAttention: seals the tiles that the step completes, cuts the step into blocks and spreads them over
-// the workers, and leaves the new tails.
+// kAttention: seals the tiles that the step completes, cuts the step into blocks and spreads them
+// over the workers, and leaves the new tails.
 //
-// A block is a run of rows of one sequence at consecutive positions of one tile; with one kv head it
-// is a unit. Units and their split over workers shape time only, never a result (see
+// A block is a run of rows of one sequence at consecutive positions of one tile; with one kv head
+// it is a unit. Units and their split over workers shape time only, never a result (see
 // attention_block.h).
 #include <algorithm>
 #include <cstring>

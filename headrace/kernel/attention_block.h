@@ -1,7 +1,7 @@
 // AttentionBlock: causal attention of some query heads, all of one kv head, over one sequence.
 //
-// The arithmetic is frozen in docs/decisions/0002-attention-tile.md. In brief, for each query: tiles
-// of 64 positions aligned to position 0, ascending; in each the scores (dot products in 16 lanes),
+// The arithmetic is frozen in docs/decisions/0002-attention-tile.md. In brief, for each query:
+// tiles of 64 positions aligned to position 0, ascending; in each the scores (dot products in 16 lanes),
 // their maximum, exponentials against the running maximum, and the running sum and accumulator
 // rescaled. A masked position takes no part at all. The query's own tile, always its last, is read
 // in 16 bits, the tiles before it as they were sealed.
@@ -107,8 +107,8 @@ inline SoftmaxState state_of(const AttentionShape& shape, const AttentionBlock& 
   return {at + h * d, at + shape.heads * d + h, at + shape.heads * (d + 1) + h};
 }
 
-// Scratch of a block of `queries` = rows * heads: one tile of K and V as f32, and for each query its
-// q, accumulator and scores, [padded] + [padded] + [64], maximum and sum.
+// Scratch of a block of `queries` = rows * heads: one tile of K and V as f32, and for each query
+// its q, accumulator and scores, [padded] + [padded] + [64], maximum and sum.
 inline Bytes attention_scratch_bytes(int64_t head_dim, int64_t queries) {
   const int64_t d = padded_head_dim(head_dim);
   return round_up((2 * kKvTile * d + queries * (2 * d + kKvTile + 2)) * 4, kLine);

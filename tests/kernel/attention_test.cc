@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -45,8 +46,8 @@ std::string ragged(KvRig& rig, int threads = 1) {
 }
 
 // A row of K or V as a query at `position` sees it, unrotated.
-std::vector<float> seen_row(const KvRig& rig, bool v, int64_t sequence, int64_t at, int64_t kv_head,
-                            int64_t position) {
+std::vector<float> seen_row(const KvRig& rig, bool v, int64_t sequence, int64_t at,
+                            int64_t kv_head, int64_t position) {
   const int64_t d = rig.o.shape.head_dim, padded = round_up(d, 16);
   const auto plain = [&](int64_t p) {
     auto x = v ? rig.v_row(sequence, p, kv_head) : rig.k_row(sequence, p, kv_head);
@@ -58,7 +59,7 @@ std::vector<float> seen_row(const KvRig& rig, bool v, int64_t sequence, int64_t 
   // A row's bytes depend on that row alone.
   std::vector<uint16_t> rows(static_cast<size_t>(kKvTile * padded), 0);
   const auto x = plain(at);
-  for (int64_t i = 0; i < d; ++i) rows[static_cast<size_t>(i)] = rig.to16(x[static_cast<size_t>(i)]);
+  std::transform(x.begin(), x.end(), rows.begin(), [&](float e) { return rig.to16(e); });
   Buffer part(kv_tile_bytes(rig.o.format, 1, d) / 2);
   kv_encode_part(rig.o.format, rows.data(), d, part.data());
   std::vector<float> out(static_cast<size_t>(kKvTile * padded));
@@ -128,8 +129,8 @@ float lanes_sum(float* lane) {
   return lane[0];
 }
 
-// Head `h` by the frozen arithmetic (docs/decisions/0002-attention-tile.md) over plain arrays of f16
-// K and V of all positions: no tails, no slots.
+// One head by the frozen arithmetic (docs/decisions/0002-attention-tile.md) over plain arrays of
+// f16 K and V of all positions: no tails, no slots.
 std::vector<float> frozen_head(const std::vector<std::vector<float>>& k,
                                const std::vector<std::vector<float>>& v, const float* q,
                                const RigShape& s, float scale, int64_t position) {

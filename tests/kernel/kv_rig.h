@@ -1,5 +1,5 @@
-// KvRig: kAttention over the KV of some sequences, step by step, as a session runs it: rows of K and
-// V go to tails and open tiles, as kRopeKv writes them, then each part of the attention runs.
+// KvRig: kAttention over the KV of some sequences, step by step, as a session runs it: rows of K
+// and V go to tails and open tiles, as kRopeKv writes them, then each part of the attention runs.
 //
 // K, V and q are functions of (sequence, position) alone, so that the same position in another
 // chunk, batch or layout must give the same bits. Everything starts as garbage.
@@ -178,9 +178,9 @@ class KvRig {
         tile = position / kKvTile;
         ++opened;
       }
-      auto* at = reinterpret_cast<uint16_t*>(
-          tile != first_tile ? buffers[open_.index()].data()
-                             : buffers[tails_[tails_.size() > 1 ? i_(sequence) : 0].index()].data());
+      const TensorId tail = tails_[tails_.size() > 1 ? i_(sequence) : 0];
+      const TensorId in = tile != first_tile ? open_ : tail;
+      auto* at = reinterpret_cast<uint16_t*>(buffers[in.index()].data());
       if (tile != first_tile) at += opened * tile_rows() * padded_;
       if (tile == first_tile && tails_.size() == 1) at += sequence * tile_rows() * padded_;
       write_kv(at, sequence, position);
