@@ -1,10 +1,10 @@
 // AttentionBlock: causal attention of some query heads, all of one kv head, over one sequence.
 //
 // The arithmetic is frozen in docs/decisions/0002-attention-tile.md. In brief, for each query:
-// tiles of 64 positions aligned to position 0, ascending; in each the scores (dot products in 16 lanes),
-// their maximum, exponentials against the running maximum, and the running sum and accumulator
-// rescaled. A masked position takes no part at all. The query's own tile, always its last, is read
-// in 16 bits, the tiles before it as they were sealed.
+// tiles of 64 positions aligned to position 0, ascending; in each the scores (dot products in 16
+// lanes), their maximum, exponentials against the running maximum, and the running sum and
+// accumulator rescaled. A masked position takes no part at all. The query's own tile, always its
+// last, is read in 16 bits, the tiles before it as they were sealed.
 //
 // Promises
 //   1. A query's result depends on nothing but its q, its position and the K and V it may see: not
