@@ -35,7 +35,7 @@ void share_residuals(const Graph& graph, const std::vector<int32_t>& index,
       const Op& reader = graph.ops[static_cast<size_t>(o)];
       for (size_t i = 0; i < reader.inputs.size(); ++i) {
         if (reader.inputs[i] != residual.tensor) continue;
-        if (reader.outputs[0] != y.tensor || i != 3) safe = false;
+        if (reader.outputs.empty() || reader.outputs[0] != y.tensor || i != 3) safe = false;
       }
     }
     if (safe) y.shares = r;

@@ -105,7 +105,7 @@ const std::vector<Broken> kResident = {
        p.instrs[4] = p.instrs[10];
      },
      "share"},
-    {"KV with a gap", [](Program& p) { at(p, 6, -1).end = Step(10); },
+    {"KV with a gap", [](Program& p) { at(p, 11, -1).end = Step(10); },
      "residency of 'kv.0.0.0' ends without a detach"},
     {"a constant that is overwritten later",
      [](Program& p) { at(p, 4, -1).end = Step(3); },
@@ -171,8 +171,8 @@ const std::vector<Broken> kBytes = {
        at(p, 2, -1).end = Step(4);
      },
      "goes on after the detach"},
-    {"promise 4: past the end of the arena", [](Program& p) { p.arena_bytes = 20992; },
-     "'logits' is outside the arena"},
+    {"promise 4: past the end of the arena", [](Program& p) { p.arena_bytes = 24576; },
+     "'kv.0.0.0' is outside the arena"},
     {"promise 4: before its begin", [](Program& p) { at(p, 6, -1).offset = -4096; },
      "outside"},
     {"promise 4: an offset that overflows",
@@ -212,7 +212,7 @@ const std::vector<Broken> kForm = {
      "op that does not"},
     {"a compute step of no op", [](Program& p) { step(p, 1).op = OpId(); },
      "op that does not"},
-    {"a tensor that does not exist", [](Program& p) { step(p, 5).tensor = TensorId(11); },
+    {"a tensor that does not exist", [](Program& p) { step(p, 5).tensor = TensorId(12); },
      "tensor that does not"},
     {"a tier that does not exist", [](Program& p) { step(p, 5).tier = TierId(2); },
      "tier that does"},
@@ -266,7 +266,8 @@ TEST(VerifyProgram, AMatmulMayWriteItsSumOverTheResidual) {
 
 TEST(ProgramState, EntryAndExitNameWeightsAndKvByOffset) {
   const Program p = small();
-  const std::vector<Placed> both = {{"kv.0.0.0", 0, 4096}, {"qkv.weight", 4096, 4096}};
+  const std::vector<Placed> both = {
+      {"kv.tail.0.0", 0, 4096}, {"qkv.weight", 4096, 4096}, {"kv.0.0.0", 24576, 4096}};
   EXPECT_EQ(entry_state(p), both);
   EXPECT_EQ(exit_state(p), both);
 }
@@ -290,7 +291,7 @@ TEST(MemoryCurve, IsTheSumOfExtentsAtEachChange) {
   const Program p = small();
   std::vector<std::pair<int32_t, Bytes>> got;
   for (const MemoryPoint& m : memory_curve(p)) got.push_back({m.step, m.bytes});
-  const Bytes base = 4096 + 64;  // KV, constant
+  const Bytes base = 4096 + 4096 + 64;  // tail, slot, constant
   const std::vector<std::pair<int32_t, Bytes>> want = {
       {-1, base + 4096},
       {0, base + 4096 + 8192},
@@ -306,7 +307,7 @@ TEST(MemoryCurve, IsTheSumOfExtentsAtEachChange) {
       {10, base + 4096 + 64},
       {11, 0}};
   EXPECT_EQ(got, want);
-  EXPECT_EQ(peak_bytes(p), 21056);
+  EXPECT_EQ(peak_bytes(p), 28672);
 }
 
 TEST(MemoryCurve, CountsASharedByteOnce) {
@@ -314,7 +315,7 @@ TEST(MemoryCurve, CountsASharedByteOnce) {
   at(p, 10, 8).offset = at(p, 1, 1).offset;
   for (const MemoryPoint& m : memory_curve(p)) {
     if (m.step != 8) continue;
-    EXPECT_EQ(m.bytes, 4096 + 64 + 8192 + 64 + 64);
+    EXPECT_EQ(m.bytes, 4096 + 4096 + 64 + 8192 + 64 + 64);
   }
 }
 

@@ -86,7 +86,7 @@ TEST(TextReader, AnyNameSurvivesQuoting) {
 TEST(GraphText, RoundTripsTheSmallGraph) {
   const Result<Graph> g = parse_graph(test::kSmallGraph);
   ASSERT_TRUE(g.ok()) << g.status().message();
-  EXPECT_EQ(g->tensors.size(), 11u);
+  EXPECT_EQ(g->tensors.size(), 12u);
   EXPECT_EQ(g->ops.size(), 6u);
   EXPECT_EQ(to_text(*g), test::kSmallGraph);
 }
@@ -142,26 +142,26 @@ TEST(GraphText, RefusesWhatItCannotReadAndNamesTheLine) {
       {"[ 12 4 ]", "[ 12 4", "line 4: expected ']', found 'bytes'"},
       {"[ 12 4 ]", "( 12 4 ]", "line 4: expected '[', found '('"},
       {"file 0", "file 4294967296", "line 2: '4294967296' is beyond 32 bits"},
-      {"slot 0 0 0", "slot 0 0", "line 8: 'kv.0.0.0' is not an integer"},
+      {"slot 0 0 0", "slot 0 0", "line 13: 'class' is not an integer"},
       {"values 1 0.5", "values 1", "line 6: 'inv_freq' is not a number"},
       {"values 1 0.5", "values 1 0.5 2", "line 6: 'inv_freq' is left over"},
       {"[ 1 2 ] bytes 8 values", "[ 9999999999 99999999999 ] bytes 8 values",
        "line 6: a constant of impossible shape"},
       {"\"inv_freq\"", "\"inv_freq", "line 6: a quote is not closed"},
       {"\"logits\"", "", "line 12: the line ends too early"},
-      {"op embed", "op embde", "line 13: unknown word 'embde'"},
-      {"op embed", "po embed", "line 13: expected t11 or op, found 'po'"},
-      {"in t0", "in u0", "line 13: 'u0' is not a tensor"},
-      {"in t0", "in t", "line 13: 't' is not a tensor"},
-      {"in t0", "in t0x", "line 13: 't0x' is not a tensor"},
-      {"in t0", "in t-3", "line 13: 't-3' is not a tensor"},
-      {"in t0", "in t99999999999", "line 13: 't99999999999' is not a tensor"},
-      {"attrs scale 1", "attrs scael 1", "line 13: unknown word 'scael'"},
-      {"attrs scale 1", "attrs scale x", "line 13: 'x' is not a number"},
+      {"op embed", "op embde", "line 14: unknown word 'embde'"},
+      {"op embed", "po embed", "line 14: expected t12 or op, found 'po'"},
+      {"in t0", "in u0", "line 14: 'u0' is not a tensor"},
+      {"in t0", "in t", "line 14: 't' is not a tensor"},
+      {"in t0", "in t0x", "line 14: 't0x' is not a tensor"},
+      {"in t0", "in t-3", "line 14: 't-3' is not a tensor"},
+      {"in t0", "in t99999999999", "line 14: 't99999999999' is not a tensor"},
+      {"attrs scale 1", "attrs scael 1", "line 14: unknown word 'scael'"},
+      {"attrs scale 1", "attrs scale x", "line 14: 'x' is not a number"},
       {"attrs scale 1 workspace 0", "attrs scale 1",
-       "line 13: expected 'workspace', found ''"},
+       "line 14: expected 'workspace', found ''"},
       {"attrs scale 1 workspace 0", "attrs scale 1 workspace 0 0",
-       "line 13: '0' is left over"},
+       "line 14: '0' is left over"},
   };
   for (const Bad& bad : bads) {
     const Result<Graph> g = parse_graph(replaced(test::kSmallGraph, bad.from, bad.to));
@@ -192,7 +192,7 @@ TEST(ProgramText, RoundTripsTheSmallProgram) {
   const Result<Program> p = parse_program(test::small_program_text());
   ASSERT_TRUE(p.ok()) << p.status().message();
   EXPECT_EQ(p->instrs.size(), 11u);
-  EXPECT_EQ(p->residencies.size(), 13u);
+  EXPECT_EQ(p->residencies.size(), 14u);
   const Result<Program> back = parse_program(to_text(*p));
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_TRUE(same(*p, *back));
@@ -252,7 +252,7 @@ TEST(ProgramText, RoundTripsTiersRangesCodecsAndTheMachine) {
 
 TEST(ProgramText, LeavesOutWhatIsTheDefault) {
   const std::string text = to_text(*parse_program(test::small_program_text()));
-  for (const char* word : {"source", "machine", "duplex", "group", "range", "codec", "class",
+  for (const char* word : {"source", "machine", "duplex", "group", "range", "codec",
                            "kernel", "encode"}) {
     EXPECT_EQ(text.find(word), std::string::npos) << word;
   }
@@ -262,7 +262,7 @@ TEST(ProgramText, RefusesWhatItCannotReadAndNamesTheLineOfTheFile) {
   const std::vector<Bad> bads = {
       {"program \"small\"", "prog \"small\"", "line 1: expected 'program'"},
       {"cyclic 1", "cyclic yes", "line 1: 'yes' is not an integer"},
-      {"capacity 24576", "size 24576", "line 2: expected 'capacity', found 'size'"},
+      {"capacity 28672", "size 28672", "line 2: expected 'capacity', found 'size'"},
       {"load 1e9", "load fast", "line 3: 'fast' is not a number"},
       {"gather t0", "gahter t0", "line 4: unknown instruction 'gahter'"},
       {"gather t0", "gather op0", "line 4: expected tNUMBER, found 'op0'"},
@@ -272,14 +272,14 @@ TEST(ProgramText, RefusesWhatItCannotReadAndNamesTheLineOfTheFile) {
       {"compute op0 cost 10", "compute op0", "line 5: expected 'cost', found 'waits'"},
       {"steps -1 4", "steps -1", "line 17: the line ends too early"},
       {"steps -1 4", "steps -1 4 5", "line 17: '5' is left over"},
-      {"workspace op4", "workspace t4", "line 26: expected opNUMBER, found 't4'"},
+      {"workspace op4", "workspace t4", "line 27: expected opNUMBER, found 't4'"},
       {"detach t2", "detach t2 codec zip", "line 8: there is no codec 'zip'"},
       {"detach t2", "detach t2 range 5", "line 8: the line ends too early"},
       {"detach t2", "decode t2 codec bf16", "line 8: expected 'cost', found ''"},
       {"detach t2", "detach t2 tier 1", "line 8: expected 'waits', found 'tier'"},
-      {"arena 24576", "arena 24576 source file", "line 1: 'file' is not an integer"},
+      {"arena 28672", "arena 28672 source file", "line 1: 'file' is not an integer"},
       {"latency 100", "latency 100 group", "line 3: the line ends too early"},
-      {"t3 activation", "t3 activaton", "line 33: unknown word 'activaton'"},
+      {"t3 activation", "t3 activaton", "line 34: unknown word 'activaton'"},
   };
   for (const Bad& bad : bads) {
     const Result<Program> p =

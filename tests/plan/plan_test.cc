@@ -229,30 +229,27 @@ TEST(PlanBridge, StateThatWouldHaveToMoveIsRefusedByName) {
   b.op(OpKind::kRopeTable, "rope", {b.constant("f", std::vector<float>(8, 1))}, rope)
       .attrs[Attr::kMscale] = 1;
   Tensor kv;
-  kv.name = "kv.0.0.0";
+  kv.name = "kv.tail.0.0";
   kv.dtype = DType::kF16;
   kv.role = Role::kState;
   kv.rows = 128;
   kv.cols = 16;
   kv.bytes = 4096;
-  kv.slot = {0, 0, 0};
   const TensorId q = b.activation("q", 16);
   Op& op = b.op(OpKind::kRopeKv, "rope_kv", {x, rope}, q);
   op.attrs = {{Attr::kHeads, 1},
               {Attr::kKvHeads, 1},
-              {Attr::kHeadDim, 16},
-              {Attr::kSegmentTokens, 64},
-              {Attr::kSegments, 1}};
+              {Attr::kHeadDim, 16}};
   op.updates = {b.g.add(kv)};
   const auto g = b.finish(q);
   const Program p = plan_of(g, full_arena_bytes(*g));
   ASSERT_TRUE(verify(p).ok()) << verify(p).message();
-  EXPECT_TRUE(plan_bridge(p, {{"kv.0.0.0", 0, 4096}}).ok());
-  const Result<Program> moved = plan_bridge(p, {{"kv.0.0.0", 8192, 4096}});
+  EXPECT_TRUE(plan_bridge(p, {{"kv.tail.0.0", 0, 4096}}).ok());
+  const Result<Program> moved = plan_bridge(p, {{"kv.tail.0.0", 8192, 4096}});
   ASSERT_FALSE(moved.ok());
   EXPECT_EQ(moved.status().code(), Code::kUnsupported);
   EXPECT_THAT(moved.status().message(),
-              HasSubstr("'kv.0.0.0' would have to move from 8192 to 0"));
+              HasSubstr("'kv.tail.0.0' would have to move from 8192 to 0"));
 }
 
 // ---- size

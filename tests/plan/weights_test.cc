@@ -14,7 +14,7 @@ namespace headrace {
 namespace {
 
 using plan::Layout;
-using plan::WeightUse;
+using plan::Cached;
 
 // A chain of `n` weights of `rows` x 128 f32, used one after another.
 std::shared_ptr<const Graph> chain(int n, int64_t rows = 256) {
@@ -28,7 +28,7 @@ TEST(KeepOrder, HoldsEveryWeightOnce) {
   for (int n : {1, 2, 3, 7, 8, 9, 100}) {
     const auto g = chain(n);
     std::set<TensorId> seen;
-    for (const WeightUse& w : plan::keep_order(*g)) seen.insert(w.tensor);
+    for (const Cached& w : plan::keep_order(*g, false)) seen.insert(w.tensor);
     EXPECT_EQ(seen.size(), static_cast<size_t>(n));
   }
 }
@@ -38,7 +38,7 @@ TEST(KeepOrder, HoldsEveryWeightOnce) {
 TEST(KeepOrder, EveryPrefixIsSpreadEvenly) {
   for (int n : {16, 61, 100, 128, 250}) {
     const auto g = chain(n);
-    const auto order = plan::keep_order(*g);
+    const auto order = plan::keep_order(*g, false);
     std::vector<bool> kept(static_cast<size_t>(n), false);
     for (size_t k = 0; k < order.size(); ++k) {
       kept[static_cast<size_t>(order[k].first - 1)] = true;  // op 0 embeds
@@ -58,10 +58,10 @@ TEST(KeepOrder, EveryPrefixIsSpreadEvenly) {
 
 TEST(KeepOrder, SmallWeightsComeFirstAndStayWhateverTheBudget) {
   const auto small = test::layered_graph(3);
-  const auto order = plan::keep_order(*small.graph);
+  const auto order = plan::keep_order(*small.graph, false);
   bool large_seen = false;
   int always = 0;
-  for (const WeightUse& w : order) {
+  for (const Cached& w : order) {
     if (plan::always_resident(w)) {
       EXPECT_FALSE(large_seen);
       ++always;
@@ -73,7 +73,7 @@ TEST(KeepOrder, SmallWeightsComeFirstAndStayWhateverTheBudget) {
 
 TEST(KeepOrder, IsTheSameForEveryRowCount) {
   const auto a = test::layered_graph(5, 128, 1), b = test::layered_graph(5, 128, 4);
-  const auto x = plan::keep_order(*a.graph), y = plan::keep_order(*b.graph);
+  const auto x = plan::keep_order(*a.graph, false), y = plan::keep_order(*b.graph, false);
   ASSERT_EQ(x.size(), y.size());
   for (size_t i = 0; i < x.size(); ++i) {
     EXPECT_EQ(a.graph->at(x[i].tensor).name, b.graph->at(y[i].tensor).name);
@@ -89,7 +89,7 @@ TEST(KeepOrder, WeightsInUseAtTheSameTimeArePinnedButOne) {
   b.matmul("middle", x, 256 * 4, 4);
   const auto g = b.finish(b.matmul_of("last", x, {early}));
   int pinned = 0;
-  for (const WeightUse& w : plan::keep_order(*g)) {
+  for (const Cached& w : plan::keep_order(*g, false)) {
     EXPECT_EQ(w.pinned, g->at(w.tensor).name == "early and late");
     pinned += w.pinned ? 1 : 0;
   }
@@ -105,34 +105,34 @@ TEST(KeepOrder, ATableReadWholeByOneOpIsPinnedButForOneTile) {
   b.op(OpKind::kEmbed, "embed", tiles, x).attrs[Attr::kScale] = 1;
   const auto g = b.finish(b.matmul("out", x, 256, 1));
   int pinned = 0;
-  for (const WeightUse& w : plan::keep_order(*g)) pinned += w.pinned ? 1 : 0;
+  for (const Cached& w : plan::keep_order(*g, false)) pinned += w.pinned ? 1 : 0;
   EXPECT_EQ(pinned, 3);
 }
 
-Bytes total_of(const std::vector<WeightUse>& weights) {
+Bytes total_of(const std::vector<Cached>& weights) {
   Bytes total = 0;
-  for (const WeightUse& w : weights) total += w.bytes;
+  for (const Cached& w : weights) total += w.bytes;
   return total;
 }
 
-// What place_weights decided, checked by playing three cycles over the bytes of the
+// What place_cached decided, checked by playing three cycles over the bytes of the
 // region.
-void expect_ring_works(const Graph& g, std::vector<WeightUse> weights,
+void expect_ring_works(const Graph& g, std::vector<Cached> weights,
                        const Layout& layout) {
   std::sort(weights.begin(), weights.end(),
-            [](const WeightUse& a, const WeightUse& b) { return a.first < b.first; });
+            [](const Cached& a, const Cached& b) { return a.first < b.first; });
   std::map<Bytes, TensorId> page_owner;
-  const auto take = [&](const WeightUse& w) {
+  const auto take = [&](const Cached& w) {
     for (Bytes at = w.offset; at < w.offset + w.bytes; at += kPage)
       page_owner[at] = w.tensor;
   };
-  const auto whole = [&](const WeightUse& w) {
+  const auto whole = [&](const Cached& w) {
     for (Bytes at = w.offset; at < w.offset + w.bytes; at += kPage) {
       if (page_owner[at] != w.tensor) return false;
     }
     return true;
   };
-  for (const WeightUse& w : weights) {
+  for (const Cached& w : weights) {
     EXPECT_GE(w.offset, layout.weight_begin());
     EXPECT_LE(w.offset + w.bytes, layout.weight_end());
     if (w.resident || w.wraps) take(w);
@@ -140,12 +140,12 @@ void expect_ring_works(const Graph& g, std::vector<WeightUse> weights,
   const int32_t ops = static_cast<int32_t>(g.ops.size());
   for (int cycle = 0; cycle < 3; ++cycle) {
     for (int32_t o = 0; o < ops; ++o) {
-      for (const WeightUse& w : weights) {
+      for (const Cached& w : weights) {
         if (w.first <= o && o <= w.last) {
           ASSERT_TRUE(whole(w)) << g.at(w.tensor).name << " at op " << o;
         }
       }
-      for (const WeightUse& w : weights) {
+      for (const Cached& w : weights) {
         if (!w.resident && w.release == o) take(w);  // the load may land at once
       }
     }
@@ -155,9 +155,9 @@ void expect_ring_works(const Graph& g, std::vector<WeightUse> weights,
 TEST(PlaceWeights, EveryRingPlaysForEveryRoom) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     const auto g = test::random_graph(seed).graph;
-    std::vector<WeightUse> weights = plan::keep_order(*g);
+    std::vector<Cached> weights = plan::keep_order(*g, false);
     Bytes largest = 0, pinned = 0;
-    for (const WeightUse& w : weights) {
+    for (const Cached& w : weights) {
       if (plan::always_resident(w))
         pinned += w.bytes;
       else
@@ -170,7 +170,7 @@ TEST(PlaceWeights, EveryRingPlaysForEveryRoom) {
          room += 4 * kPage) {
       layout.arena_bytes = room + 12288;
       for (Bytes ring = largest; ring <= room; ring *= 2) {
-        const bool placed = plan::place_weights(*g, weights, layout, ring);
+        const bool placed = plan::place_cached(*g, weights, layout, ring);
         if (ring == largest) {
           EXPECT_TRUE(placed) << "seed " << seed << " room " << room;
         }
@@ -183,24 +183,24 @@ TEST(PlaceWeights, EveryRingPlaysForEveryRoom) {
 
 TEST(PlaceWeights, WithRoomForAllNothingIsStreamed) {
   const auto g = chain(10);
-  std::vector<WeightUse> weights = plan::keep_order(*g);
+  std::vector<Cached> weights = plan::keep_order(*g, false);
   Layout layout;
   layout.arena_bytes = total_of(weights);
-  ASSERT_TRUE(plan::place_weights(*g, weights, layout, weights[0].bytes));
-  for (const WeightUse& w : weights) EXPECT_TRUE(w.resident);
+  ASSERT_TRUE(plan::place_cached(*g, weights, layout, weights[0].bytes));
+  for (const Cached& w : weights) EXPECT_TRUE(w.resident);
 }
 
 TEST(PlaceWeights, ALargerRoomKeepsASupersetAtTheSameOffsets) {
   const auto g = chain(40);
-  std::vector<WeightUse> weights = plan::keep_order(*g);
+  std::vector<Cached> weights = plan::keep_order(*g, false);
   Layout layout;
   const Bytes ring = 2 * weights[0].bytes;
   std::map<TensorId, Bytes> before;
   for (Bytes room = 3 * weights[0].bytes; room < total_of(weights); room += kPage) {
     layout.arena_bytes = room;
-    ASSERT_TRUE(plan::place_weights(*g, weights, layout, ring));
+    ASSERT_TRUE(plan::place_cached(*g, weights, layout, ring));
     std::map<TensorId, Bytes> now;
-    for (const WeightUse& w : weights) {
+    for (const Cached& w : weights) {
       if (w.resident) now[w.tensor] = w.offset;
     }
     for (const auto& [tensor, offset] : before) {
