@@ -121,29 +121,38 @@ bool overlap(const Cached& a, const Cached& b) {
   return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
 
-// Who had the place of streamed[j] before: youngest first, back to three laps of the ring (the present
-// one, the unfinished last one of the cycle before and a whole one). Indices into `streamed`; those
-// after j are of the cycle before.
-std::vector<size_t> tenants_before(const std::vector<Cached*>& streamed, size_t j, Bytes ring) {
+// Who had the bytes of streamed[j] last: youngest first, indices into `streamed`; those after j are of
+// the cycle before. Looks back until every byte has been somebody's, at most one cycle.
+std::vector<size_t> tenants_before(const std::vector<Cached*>& streamed, size_t j) {
   std::vector<size_t> out;
-  Bytes passed = 0;
-  for (size_t k = 1; k < streamed.size() && passed <= 3 * ring; ++k) {
+  const Cached& c = *streamed[j];
+  std::vector<std::pair<Bytes, Bytes>> open = {{c.offset, c.offset + c.bytes}}, rest;
+  for (size_t k = 1; k < streamed.size() && !open.empty(); ++k) {
     const size_t i = (j + streamed.size() - k) % streamed.size();
-    passed += streamed[i]->bytes;
-    if (overlap(*streamed[i], *streamed[j])) out.push_back(i);
+    const Bytes begin = streamed[i]->offset, end = begin + streamed[i]->bytes;
+    if (!overlap(*streamed[i], c)) continue;
+    rest.clear();
+    bool last = false;
+    for (const auto& [from, to] : open) {
+      last |= begin < to && from < end;
+      if (from < std::min(to, begin)) rest.push_back({from, std::min(to, begin)});
+      if (std::max(from, end) < to) rest.push_back({std::max(from, end), to});
+    }
+    if (last) out.push_back(i);
+    open.swap(rest);
   }
   return out;
 }
 
 // When may each load start? After the last use of the previous tenants of its place: those earlier
 // in this cycle, else those of the cycle before. A place with one tenant needs no load at all.
-bool set_releases(const std::vector<Cached>& all, std::vector<Cached*>& streamed, Bytes ring) {
+bool set_releases(const std::vector<Cached>& all, std::vector<Cached*>& streamed) {
   for (size_t j = 0; j < streamed.size(); ++j) {
     Cached& c = *streamed[j];
     c.release = -1;
     c.wraps = false;
     c.before.clear();
-    const std::vector<size_t> tenants = tenants_before(streamed, j, ring);
+    const std::vector<size_t> tenants = tenants_before(streamed, j);
     for (const size_t i : tenants) {
       c.before.push_back(static_cast<int32_t>(streamed[i] - all.data()));
     }
@@ -224,8 +233,7 @@ bool place_cached(const Graph& graph, std::vector<Cached>& weights, const Layout
   }
   std::stable_sort(streamed.begin(), streamed.end(),
                    [](const Cached* a, const Cached* b) { return a->first < b->first; });
-  return lay_out_ring(streamed, at, layout.weight_end()) &&
-         set_releases(weights, streamed, layout.weight_end() - at);
+  return lay_out_ring(streamed, at, layout.weight_end()) && set_releases(weights, streamed);
 }
 
 }  // namespace headrace::plan
