@@ -235,8 +235,12 @@ int64_t seen_positions(const Op& op, const CostQuery& q) {
   const int64_t count = op.iattr(Attr::kSegmentCount, segments);
   if (count == segments) return q.positions;
   const int64_t tokens = op.iattr(Attr::kSegmentTokens);
-  return std::clamp<int64_t>(q.positions - op.iattr(Attr::kSegmentBegin) * tokens, 0,
-                             count * tokens);
+  const int64_t here = std::clamp<int64_t>(q.positions - op.iattr(Attr::kSegmentBegin) * tokens, 0,
+                                           count * tokens);
+  // Any of the segments may be among the selected ones.
+  const int64_t selected = op.iattr(Attr::kSparseTokens);
+  if (op.inputs.size() < 3 || q.positions <= selected) return here;
+  return here * selected / q.positions;
 }
 
 double attention_seconds(const Machine& m, const Op& op, const CostQuery& q) {

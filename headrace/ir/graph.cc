@@ -11,12 +11,13 @@ constexpr std::array<const char*, 6> kRoles = {"weight",   "constant", "activati
 constexpr std::array<const char*, kOpKindCount> kOps = {
     "embed",     "rope_table", "rms_norm",    "quantize",   "matmul", "rope_kv",
     "attention", "gated_act",  "add",         "select_rows", "softcap",
-    "kernel"};
+    "select_kv", "kernel"};
 constexpr std::array<const char*, kAttrCount> kAttrs = {
     "scale",    "mscale",          "eps",            "add_one",  "col_begin",
     "heads",    "kv_heads",        "head_dim",       "rope_half_split",
     "segment_tokens", "segments",  "window",         "softcap",  "act",
     "segment_begin", "segment_count", "kv_format", "pool_blocks",
+    "sparse_tokens",
     "seconds",  "flops",           "traffic",        "recompute",
     "row_begin", "sequence",       "positions",      "weights",  "bias",      "inverse",
     "probability", "stream",       "grad",           "max_norm", "beta1",     "beta2",

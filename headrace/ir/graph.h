@@ -125,8 +125,14 @@ enum class OpKind : uint8_t {
   // With pool_blocks > 0 there is one slot tensor, a pool of so many blocks of segment_tokens, and
   // StepRows::blocks says which block is which segment.
   // With fewer segments than positions need (window > 0), segment s is slot s modulo segments.
+  // With sparse_tokens > 0 `updates` has, before the state, keys f32 [segments + 1, 2 kv_heads padded
+  // d]: of the sealed K of each segment the least and the largest of each element, a kv head after the
+  // other; and there may be a third input, mask (see select_kv), of a step of one row: only segments
+  // with mask 1 are attended, and the row's own tile. In a step with StepRows::dense all are, and the
+  // last part writes keys[segments][0]: the share of the softmax's sum that segments with mask 1
+  // had, averaged over heads. The state has one float more for each head then.
   // attrs: heads, kv_heads, head_dim, scale, window, softcap, segment_tokens, segments (a sequence),
-  //        segment_begin, segment_count, kv_format, pool_blocks
+  //        segment_begin, segment_count, kv_format, pool_blocks, sparse_tokens
   kAttention,
   // in: gate_up [rows, 2n]; out: [rows, n] = act(gate) * up.    attrs: act (0 silu, 1 gelu_tanh)
   kGatedAct,
@@ -136,6 +142,14 @@ enum class OpKind : uint8_t {
   kSelectRows,
   // in: x [rows, n]; out: cap * tanh(x / cap).                                 attrs: softcap
   kSoftcap,
+  // Which segments of the past one row attends: those whose keys may score highest (an upper bound of
+  // q k^T from the least and largest elements; Tang et al., "Quest", arXiv 2406.10774), together
+  // sparse_tokens positions; among them always the first one (Xiao et al., attention sinks, arXiv
+  // 2309.17453), the row's own and the one before that.
+  // in: q [1, heads d], keys (see kAttention);  out: mask f32 [1, segments], 1: attended, else 0.
+  // attrs: heads, kv_heads, head_dim, scale, softcap, segment_tokens, segments, kv_format,
+  //        sparse_tokens
+  kSelectKv,
   // A kernel known from outside: a workload's op. Reads inputs, writes outputs (there may be none),
   // changes updates. `Op::kernel` says which kernel it is.
   // attrs: seconds (measured; absent: predicted from the two below), flops (multiply-adds count
@@ -146,19 +160,19 @@ enum class OpKind : uint8_t {
   // kernel/synthetic.h.
   kKernel,
 };
-constexpr int kOpKindCount = 12;
+constexpr int kOpKindCount = 13;
 const char* name_of(OpKind kind);
 
 enum class Attr : uint8_t {
   kScale, kMscale, kEps, kAddOne, kColBegin, kHeads, kKvHeads, kHeadDim, kRopeHalfSplit,
   kSegmentTokens, kSegments, kWindow, kSoftcap, kAct,
-  kSegmentBegin, kSegmentCount, kKvFormat, kPoolBlocks,
+  kSegmentBegin, kSegmentCount, kKvFormat, kPoolBlocks, kSparseTokens,
   kSeconds, kFlops, kTraffic, kRecompute,
   // Of training ops (train_ops.h).
   kRowBegin, kSequence, kPositions, kWeights, kBias, kInverse, kProbability, kStream, kGrad,
   kMaxNorm, kBeta1, kBeta2, kWeightDecay, kMomentum, kGroup,
 };
-constexpr int kAttrCount = 37;
+constexpr int kAttrCount = 38;
 const char* name_of(Attr attr);
 
 struct Op {
@@ -208,6 +222,8 @@ struct StepRows {
   std::vector<int32_t> output_rows;  // indices of rows whose logits are wanted
   // Of a step whose KV is in pools: the block of each (sequence, segment), -1 where there is none.
   std::vector<int32_t> blocks;
+  // Where segments are selected (kSelectKv): attend all of them, and measure what is missed else.
+  bool dense = false;
   // Of a training step (train_ops.h); `sequences`, `positions` and `output_rows` are empty then.
   std::vector<int32_t> targets;      // by row: the token to be predicted, -1: none
   int64_t step = 0;                  // optimizer steps, from 1

@@ -234,7 +234,8 @@ class Verifier {
       case OpKind::kRmsNorm: return {2, 3};
       case OpKind::kMatMul:
       case OpKind::kRopeKv: return {2, 4};
-      case OpKind::kAttention: return {1, 2};
+      case OpKind::kAttention: return {1, 3};
+      case OpKind::kSelectKv:
       case OpKind::kAdd: return {2, 2};
       default: return {1, 1};
     }
@@ -285,6 +286,7 @@ class Verifier {
         return need(2 * in.cols == out.cols, "rope table is not twice inv_freq");
       case OpKind::kMatMul: return check_matmul(op);
       case OpKind::kRopeKv: return check_rope_kv(op);
+      case OpKind::kSelectKv: return check_select_kv(op);
       case OpKind::kGatedAct:
         return need(in.cols == 2 * out.cols, "gate_up is not twice the output");
       case OpKind::kRmsNorm:
@@ -412,19 +414,62 @@ class Verifier {
     HR_TRY(check_attention_output(op, kv, first, last));
     std::vector<TensorId> rest = op.updates;
     if (!first) {
-      HR_TRY(need(!rest.empty() && is_softmax_state(rest.back(), q, kv),
+      HR_TRY(need(!rest.empty() && is_softmax_state(op, rest.back(), q, kv),
                   "a later part of attention without the softmax's state"));
       rest.pop_back();
     }
+    HR_TRY(check_sparse(op, rest, kv));
     const int64_t blocks = op.iattr(Attr::kPoolBlocks);
     HR_TRY(need(blocks >= 0, "a pool of less than nothing"));
     return blocks > 0 ? check_pool(op, rest, kv, blocks) : check_slots(op, rest, kv);
   }
 
-  bool is_softmax_state(TensorId id, const Tensor& q, const Kv& kv) const {
+  // Takes the bounds of keys off `updates`.
+  Status check_sparse(const Op& op, std::vector<TensorId>& updates, const Kv& kv) {
+    const int64_t sparse = op.iattr(Attr::kSparseTokens);
+    HR_TRY(need(sparse >= 0, "fewer than no positions to be selected"));
+    HR_TRY(need(sparse > 0 || op.inputs.size() < 3, "a mask where nothing is selected"));
+    if (sparse == 0) return {};
+    HR_TRY(need(!updates.empty() && is_key_bounds(updates.back(), op, kv),
+                "no bounds of the segments' keys"));
+    updates.pop_back();
+    HR_TRY(need(op.iattr(Attr::kWindow) == 0 && op.iattr(Attr::kPoolBlocks) == 0,
+                "segments of a window or a pool are not selected"));
+    if (op.inputs.size() < 3) return {};
+    HR_TRY(check_id(op.inputs[2], false));
+    const int64_t segments = op.iattr(Attr::kSegments);
+    HR_TRY(need(op.iattr(Attr::kSegmentCount) == 1 && segments > 1,
+                "segments are selected where each is an op"));
+    const Tensor& mask = g_.at(op.inputs[2]);
+    return need(g_.max_rows == 1 && mask.dtype == DType::kF32 && mask.rows == 1 &&
+                    mask.cols == segments,
+                "the mask is not one float for each segment");
+  }
+
+  bool is_key_bounds(TensorId id, const Op& op, const Kv& kv) const {
+    const Tensor& t = g_.at(id);
+    return t.role == Role::kState && t.dtype == DType::kF32 && t.slot.layer < 0 &&
+           t.rows == op.iattr(Attr::kSegments) + 1 &&
+           t.cols == 2 * kv.kv_heads * round_up(kv.dim, 16);
+  }
+
+  Status check_select_kv(const Op& op) {
+    HR_ASSIGN(const Kv kv, check_heads(op));
+    const Tensor& mask = g_.at(op.outputs[0]);
+    HR_TRY(need(g_.at(op.inputs[0]).cols == kv.heads * kv.dim, "q is not heads x head_dim"));
+    const int64_t segment = op.iattr(Attr::kSegmentTokens), segments = op.iattr(Attr::kSegments);
+    HR_TRY(need(segment > 0 && segment % kKvTile == 0, "segments are not whole tiles of 64"));
+    HR_TRY(need(segments > 0 && segments < kMostElements, "segments beyond all measure"));
+    HR_TRY(need(op.iattr(Attr::kSparseTokens) > 0, "nothing is to be selected"));
+    HR_TRY(need(is_key_bounds(op.inputs[1], op, kv), "no bounds of the segments' keys"));
+    return need(g_.max_rows == 1 && mask.rows == 1 && mask.cols == segments,
+                "the mask is not one float for each segment of one row");
+  }
+
+  bool is_softmax_state(const Op& op, TensorId id, const Tensor& q, const Kv& kv) const {
     const Tensor& t = g_.at(id);
     return t.role == Role::kActivation && t.dtype == DType::kF32 && t.rows == q.rows &&
-           t.cols == kv.heads * (round_up(kv.dim, 16) + 2);
+           t.cols == kv.heads * (round_up(kv.dim, 16) + (op.inputs.size() > 2 ? 3 : 2));
   }
 
   Status check_attention_output(const Op& op, const Kv& kv, bool first, bool last) {
@@ -432,7 +477,7 @@ class Verifier {
     if (!first && !last) return need(op.outputs.empty(), "a middle part of attention has an output");
     HR_TRY(need(op.outputs.size() == 1, "not exactly one output"));
     if (!last) {
-      return need(is_softmax_state(op.outputs[0], q, kv),
+      return need(is_softmax_state(op, op.outputs[0], q, kv),
                   "the first part of attention does not give the softmax's state");
     }
     const Tensor& out = g_.at(op.outputs[0]);

@@ -5,6 +5,7 @@
 // it is a unit. Units and their split over workers shape time only, never a result (see
 // attention_block.h).
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -15,6 +16,7 @@
 #include "headrace/kernel/op_workspace.h"
 #include "headrace/kernel/ops_cpu.h"
 #include "headrace/kernel/quant.h"
+#include "headrace/kernel/select_kv.h"
 
 namespace headrace {
 namespace {
@@ -58,6 +60,8 @@ struct Attention {
   void run_wave(const Rows& wave, std::byte* out);
   // Copies each run's last open tile to the tail of its sequence.
   void leave_tails() const;
+  // Of a dense step of a graph that selects: what the selected segments had (last part only).
+  void leave_recall() const;
 
  private:
   // What the run's tiles are to this op.
@@ -70,6 +74,10 @@ struct Attention {
     return std::max<int64_t>(std::min(run.sealed_end(), part_.end) - first_sealed(run), 0);
   }
   void check_room(const KvRun& run) const;
+  void bound_keys() const;
+  // The rows' sealed tiles here are not attended.
+  bool passed_over() const { return mask_ != nullptr && !ctx.rows.dense && mask_[segment_begin] == 0; }
+  void add_selected(const AttentionBlock& block) const;
   template <typename F>
   void each_block(F f) const;  // f(run, Rows)
   Part tiles_of(const KvRun& run, const Rows& rows) const;
@@ -87,6 +95,8 @@ struct Attention {
   Tiles16 tiles16;
   size_t first_slot = 0;  // of the updates
   float* state = nullptr;
+  float* keys = nullptr;  // [segments + 1][key_bounds_cols]; null: nothing is ever selected
+  const float* mask_ = nullptr;  // [segments]
   Bytes scratch_bytes;
   Rows wave_{0, 0};
   float* out_ = nullptr;
@@ -138,7 +148,13 @@ Attention::Attention(const OpContext& context)
   } else if (!shape.last) {
     state = reinterpret_cast<float*>(ctx.outputs[0]);
   }
-  const size_t others = (shape.first ? 0 : 1) + (pool ? 1 : 0);
+  const size_t state_updates = shape.first ? 0 : 1;
+  if (ctx.op.iattr(Attr::kSparseTokens) > 0) {
+    keys = reinterpret_cast<float*>(ctx.updates[ctx.updates.size() - 1 - state_updates]);
+    mask_ = reinterpret_cast<const float*>(optional_input(ctx, 2));
+    shape.selects = mask_ != nullptr;
+  }
+  const size_t others = state_updates + (pool ? 1 : 0) + (keys != nullptr ? 1 : 0);
   const size_t per_sequence = 1 + (pool ? 0 : static_cast<size_t>(segment_count));
   first_slot = tiles16.one_tensor ? 1 : (ctx.updates.size() - others) / per_sequence;
 }
@@ -195,6 +211,26 @@ void Attention::seal() const {
       }
     });
   });
+  if (keys != nullptr) bound_keys();
+}
+
+// The tiles just sealed, as they are read from now on, widen the bounds of their segments' keys.
+void Attention::bound_keys() const {
+  const int64_t d = padded_head_dim(shape.kv.head_dim);
+  const int64_t cols = key_bounds_cols(shape.kv.kv_heads, shape.kv.head_dim);
+  ctx.pool.for_range(shape.kv.kv_heads, 1, [&](int64_t begin, int64_t end, int worker) {
+    float* scratch = reinterpret_cast<float*>(ctx.workspace.data() + worker * scratch_bytes);
+    each_run(ctx.rows, [&](const KvRun& run) {
+      const SealedTiles sealed = sealed_of(run.sequence);
+      for (int64_t i = 0; i < sealed_count(run); ++i) {
+        const int64_t t = first_sealed(run) + i;
+        for (int64_t g = begin; g < end; ++g) {
+          add_key_bounds(shape.format, sealed.at(t) + 2 * g * shape.part_bytes, shape.kv.head_dim,
+                         t % tiles == 0, keys + t / tiles * cols + 2 * g * d, scratch);
+        }
+      }
+    });
+  });
 }
 
 void Attention::leave_tails() const {
@@ -223,13 +259,18 @@ void Attention::each_block(F f) const {
 // The tiles that the rows, of one tile, see in this op, their own included.
 Attention::Part Attention::tiles_of(const KvRun& run, const Rows& rows) const {
   const int64_t position = run.first + rows.begin - run.begin;
-  return {std::max(shape.first_visible(position) / kKvTile, part_.begin),
-          std::min(position / kKvTile + 1, part_.end)};
+  const int64_t first = passed_over() ? position : shape.first_visible(position);
+  return {std::max(first / kKvTile, part_.begin), std::min(position / kKvTile + 1, part_.end)};
 }
 
 // Query heads [head, head + count) of the rows; all of one kv head.
 void Attention::run(const KvRun& run, const Rows& rows, int64_t head, int64_t count,
                     int worker) const {
+  const bool measured = shape.selects && ctx.rows.dense;
+  if (measured && count > 1) {
+    for (int64_t h = head; h < head + count; ++h) this->run(run, rows, h, 1, worker);
+    return;
+  }
   const Part seen = tiles_of(run, rows);
   // Neither the start nor the end of a softmax, and nothing to add.
   if (seen.begin >= seen.end && !shape.first && !shape.last) return;
@@ -251,7 +292,31 @@ void Attention::run(const KvRun& run, const Rows& rows, int64_t head, int64_t co
     block.own = tiles16.at(run, block.own_tile()) + shape.kv.k_offset(block.kv_head, 0);
   }
   block.scratch = reinterpret_cast<float*>(ctx.workspace.data() + worker * scratch_bytes);
+  measured ? add_selected(block) : block_fn(shape, block);
+}
+
+// One query: attends the block and keeps what share of the softmax's sum selected segments have.
+void Attention::add_selected(const AttentionBlock& block) const {
+  HR_CHECK(state != nullptr, "segments are selected where attention is in parts");
+  const SoftmaxState s = state_of(shape, block, 0, 0);
+  const float max = *s.max, sum = *s.sum;
   block_fn(shape, block);
+  double kept = 0;  // share of the sum that was there before
+  if (!shape.first && sum > 0 && *s.sum > 0) {
+    kept = static_cast<double>(sum) * std::exp(static_cast<double>(max) - *s.max) / *s.sum;
+  }
+  const double before = shape.first ? 0 : *s.selected;
+  *s.selected = static_cast<float>(before * kept + (mask_[segment_begin] != 0 ? 1 - kept : 0));
+}
+
+void Attention::leave_recall() const {
+  if (!shape.selects || !ctx.rows.dense) return;
+  AttentionBlock block;
+  block.state = state;
+  double sum = 0;
+  for (int64_t h = 0; h < heads; ++h) sum += *state_of(shape, block, 0, h).selected;
+  keys[segments * key_bounds_cols(shape.kv.kv_heads, shape.kv.head_dim)] =
+      static_cast<float>(sum / static_cast<double>(heads));
 }
 
 // Queries [begin, end) of all (block, head) pairs, blocks outermost.
@@ -326,6 +391,7 @@ void attention_cpu(const OpContext& ctx) {
   if (!last) return attention.run_wave({0, rows}, nullptr);
   if (!has_quantised_output(ctx.graph, ctx.op)) {
     attention.run_wave({0, rows}, ctx.outputs[0]);
+    attention.leave_recall();
     return attention.leave_tails();
   }
   const int64_t cols = output_tensor(ctx).cols;
@@ -343,6 +409,7 @@ void attention_cpu(const OpContext& ctx) {
                          }
                        });
   }
+  attention.leave_recall();
   attention.leave_tails();
 }
 

@@ -30,6 +30,7 @@ struct AttentionShape {
   int64_t window = 0;  // positions; 0: all
   int64_t heads = 0;   // query heads of a row: what a row of state is of
   bool first = true, last = true;  // the op starts, ends the rows' softmax
+  bool selects = false;  // its state says besides how much of the sum selected segments have
 
   // First position that a query at `position` sees.
   int64_t first_visible(int64_t position) const {
@@ -91,20 +92,23 @@ struct AttentionBlock {
   int64_t own_tile() const { return position / kKvTile; }
 };
 
-// A row of the softmax's state: accumulators [heads][padded], maxima [heads], sums [heads].
+// A row of the softmax's state: accumulators [heads][padded], maxima [heads], sums [heads]; where
+// segments are selected also the share of each sum that is theirs [heads].
 struct SoftmaxState {
   float* acc;
   float* max;
   float* sum;
+  float* selected;
 };
 inline int64_t state_stride(const AttentionShape& shape) {
-  return shape.heads * (padded_head_dim(shape.kv.head_dim) + 2);
+  return shape.heads * (padded_head_dim(shape.kv.head_dim) + 2 + (shape.selects ? 1 : 0));
 }
 inline SoftmaxState state_of(const AttentionShape& shape, const AttentionBlock& block, int64_t row,
                              int64_t head) {
   const int64_t d = padded_head_dim(shape.kv.head_dim), h = block.head + head;
   float* at = block.state + row * state_stride(shape);
-  return {at + h * d, at + shape.heads * d + h, at + shape.heads * (d + 1) + h};
+  return {at + h * d, at + shape.heads * d + h, at + shape.heads * (d + 1) + h,
+          at + shape.heads * (d + 2) + h};
 }
 
 // Scratch of a block of `queries` = rows * heads: one tile of K and V as f32, and for each query

@@ -366,6 +366,8 @@ void Attend::store() {
         *to.sum = sum[query];
         continue;
       }
+      if (block.state != nullptr) *state_of(shape, block, row, h).max = max[query];
+      if (block.state != nullptr) *state_of(shape, block, row, h).sum = sum[query];
       const Lanes inverse = Lanes::splat(1.0f / sum[query]);
       float* to = block.out + row * block.row_stride + h * head_dim;
       for (int64_t i = 0; i < head_dim; i += 16) {

@@ -110,6 +110,8 @@ void attention_block_reference(const AttentionShape& shape, const AttentionBlock
         std::fill(to.acc + d, to.acc + padded_head_dim(d), 0.0f);
         continue;
       }
+      if (block.state != nullptr) *state_of(shape, block, row, h).max = state.max;
+      if (block.state != nullptr) *state_of(shape, block, row, h).sum = state.sum;
       const float inverse = 1.0f / state.sum;
       for (int64_t i = 0; i < d; ++i) block.out[at + i] = state.acc[i] * inverse;
     }

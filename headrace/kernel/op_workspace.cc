@@ -10,6 +10,8 @@ Bytes other_op_workspace(const Graph& graph, const Op& op, int threads) {
   switch (op.kind) {
     case OpKind::kAttention:
       return attention_workspace(graph, op, threads);
+    case OpKind::kSelectKv:
+      return select_kv_workspace(op);
     case OpKind::kRmsNorm:
       return rms_norm_workspace(graph, op, threads);
     case OpKind::kGatedAct:

@@ -21,6 +21,7 @@ void gated_act_cpu(const OpContext& ctx);
 void add_cpu(const OpContext& ctx);
 void select_rows_cpu(const OpContext& ctx);
 void softcap_cpu(const OpContext& ctx);
+void select_kv_cpu(const OpContext& ctx);
 
 // Bytes of workspace for `threads` workers: of a matmul, and of every other op.
 Bytes matmul_workspace(const Graph& graph, const Op& op, int threads);

@@ -29,6 +29,7 @@ KernelFn find_kernel(const Op& op, DeviceKind device) {
     case OpKind::kAdd: return add_cpu;
     case OpKind::kSelectRows: return select_rows_cpu;
     case OpKind::kSoftcap: return softcap_cpu;
+    case OpKind::kSelectKv: return select_kv_cpu;
     case OpKind::kKernel: return find_named(op);
   }
   return nullptr;

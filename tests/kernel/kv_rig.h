@@ -31,6 +31,8 @@ struct RigOptions {
   DType out = DType::kF32;
   int garbage = 0xFF;
   float q_scale = 1;
+  int64_t sparse_tokens = 0;  // > 0: keys are bounded
+  bool masked = false;        // and segments have a mask, see mask()
 };
 
 class KvRig {
@@ -44,7 +46,12 @@ class KvRig {
     const int64_t open = kv_open_tiles(o.max_rows, o.sequences);
     if (open > 0) open_ = tensor(DType::kF16, open * tile_rows(), padded_);
     add_kv();
-    const TensorId state = tensor(DType::kF32, o.max_rows, o.shape.heads * (padded_ + 2));
+    if (o.sparse_tokens > 0) {
+      keys_ = tensor(DType::kF32, segments_ + 1, 2 * o.shape.kv_heads * padded_, Role::kState);
+    }
+    if (o.masked) mask_ = tensor(DType::kF32, 1, segments_);
+    const TensorId state =
+        tensor(DType::kF32, o.max_rows, o.shape.heads * (padded_ + (o.masked ? 3 : 2)));
     int64_t begin = 0;
     for (int64_t count : o.parts) {
       add_part(begin, count, state);
@@ -86,6 +93,11 @@ class KvRig {
     }
     return out;
   }
+
+  float* mask() { return reinterpret_cast<float*>(buffers[mask_.index()].data()); }
+  // [segments + 1][2 kv_heads padded]
+  float* keys() { return reinterpret_cast<float*>(buffers[keys_.index()].data()); }
+  float recall() { return keys()[segments_ * 2 * o.shape.kv_heads * padded_]; }
 
   RigOptions o;
   Graph graph;
@@ -130,7 +142,8 @@ class KvRig {
     Op op;
     op.kind = OpKind::kAttention;
     op.inputs = {q_};
-    if (open_.valid()) op.inputs.push_back(open_);
+    if (open_.valid() || mask_.valid()) op.inputs.push_back(open_);
+    if (mask_.valid()) op.inputs.push_back(mask_);
     if (last) op.outputs = {out_};
     if (first && !last) op.outputs = {state};
     op.updates = tails_;
@@ -142,6 +155,7 @@ class KvRig {
         op.updates.insert(op.updates.end(), from, from + count);
       }
     }
+    if (keys_.valid()) op.updates.push_back(keys_);
     if (!first) op.updates.push_back(state);
     const auto number = [](int64_t x) { return static_cast<double>(x); };
     op.attrs = {{Attr::kHeads, number(o.shape.heads)},
@@ -155,7 +169,8 @@ class KvRig {
                 {Attr::kSegmentBegin, number(begin)},
                 {Attr::kSegmentCount, number(count)},
                 {Attr::kKvFormat, static_cast<double>(o.format)},
-                {Attr::kPoolBlocks, o.blocks.empty() ? 0.0 : 1.0}};
+                {Attr::kPoolBlocks, o.blocks.empty() ? 0.0 : 1.0},
+                {Attr::kSparseTokens, number(o.sparse_tokens)}};
     ops.push_back(op);
   }
 
@@ -209,7 +224,9 @@ class KvRig {
     workspace.fill(o.garbage);
     const auto at = [&](const std::vector<TensorId>& ids) {
       std::vector<std::byte*> addresses;
-      for (TensorId id : ids) addresses.push_back(buffers[id.index()].data());
+      for (TensorId id : ids) {
+        addresses.push_back(id.valid() ? buffers[id.index()].data() : nullptr);
+      }
       return addresses;
     };
     const auto inputs = at(op.inputs), outputs = at(op.outputs), updates = at(op.updates);
@@ -220,7 +237,7 @@ class KvRig {
   }
 
   int64_t padded_ = 0, segments_ = 0;
-  TensorId q_, out_, open_;
+  TensorId q_, out_, open_, keys_, mask_;
   std::vector<TensorId> tails_, slots_;
 };
 
