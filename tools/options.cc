@@ -159,6 +159,11 @@ void add_budget_options(CLI::App& verb, BudgetOptions* o) {
   verb.add_option("--kv-dir", o->kv_folder,
                   "Folder on a disk for keys and values that do not fit the budget (default: "
                   "$TMPDIR, /var/tmp or the current one; none: they stay in memory)");
+  verb.add_option("--kv-sparse", o->sparse_tokens,
+                  "An approximation: each decoded token attends N positions of the past, chosen by "
+                  "bounds of their keys, and loads no others (0: attend all, exactly)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str();
   verb.add_option(
       "--machine", o->machine_file,
       "Rates of this machine, from `headrace probe` (default: the last probe's)");
@@ -172,6 +177,7 @@ Result<Setup> read_setup(const BudgetOptions& o) {
   setup.session.chunk = o.chunk;
   HR_ASSIGN(setup.session.kv_format, kv_format_from_name(o.kv));
   HR_ASSIGN(setup.session.kv_folder, kv_folder(o.kv_folder));
+  setup.session.sparse_tokens = o.sparse_tokens;
   HR_TRY(read_machine(o, &setup));
   return setup;
 }

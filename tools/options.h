@@ -18,6 +18,7 @@ struct BudgetOptions {
   int64_t chunk = 0;    // 0: chosen by the planner
   std::string kv = "f16";
   std::string kv_folder;  // empty: chosen
+  int64_t sparse_tokens = 0;  // 0: all of the past is attended
 };
 void add_budget_options(CLI::App& verb, BudgetOptions* options);
 

@@ -366,6 +366,12 @@ class Runner {
       report_.kv_loaded = session_->moved().kv_loaded;
       report_.kv_stored = session_->moved().kv_stored;
       report_.kv_wait_ns = session_->moved().kv_wait_ns;
+      const Session::SparseRecall sparse = session_->sparse_recall();
+      report_.sparse_tokens = session_->plan().options.sparse_tokens;
+      report_.sparse_selected = sparse.selected;
+      report_.sparse_segments = sparse.segments;
+      report_.sparse_checks = sparse.checks;
+      report_.sparse_recall = sparse.recall;
     }
     report_.version = HEADRACE_VERSION;
     report_.exit_code = exit_code(status.code());

@@ -102,6 +102,7 @@ class Builder {
   Result<TensorId> rope_kv(TensorId qkv, const GraphKv::Layer& kv);
   void attention(TensorId q, const GraphKv::Layer& kv, TensorId out);
   void attention_attrs(Op* op);
+  TensorId select_kv(TensorId q, const GraphKv::Layer& kv);
   Result<TensorId> normalise(TensorId x, const std::string& weight,
                              const std::string& name, DType type, TensorId residual);
   Result<Value> normalise_for(TensorId x, const std::string& weight,
@@ -288,16 +289,30 @@ Result<TensorId> Builder::rope_kv(TensorId qkv, const GraphKv::Layer& kv) {
   return q;
 }
 
+TensorId Builder::select_kv(TensorId q, const GraphKv::Layer& kv) {
+  const TensorId mask = activation(blk("kv_mask"), DType::kF32, kv.segments);
+  Op& op = this->op(OpKind::kSelectKv, blk("select_kv"), {q, kv.keys}, mask);
+  attention_attrs(&op);
+  op.attrs[Attr::kScale] = c_.attention_scale;
+  op.attrs[Attr::kSoftcap] = c_.attention_softcap;
+  op.attrs[Attr::kSegmentTokens] = static_cast<double>(o_.segment_tokens);
+  op.attrs[Attr::kSegments] = static_cast<double>(kv.segments);
+  op.attrs[Attr::kSparseTokens] = static_cast<double>(o_.sparse_tokens);
+  return mask;
+}
+
 // out [rows, heads d]: one op, or one for each segment that hands on its softmax's state.
 void Builder::attention(TensorId q, const GraphKv::Layer& kv, TensorId out) {
   const bool local = c_.is_local(layer_);
   const int64_t parts = o_.split_attention && !local ? kv.segments : 1;
   const int64_t count = kv.segments / parts;
+  const TensorId mask = kv.keys.valid() && rows_ == 1 ? select_kv(q, kv) : TensorId();
   const TensorId state = parts > 1 ? kv_.softmax_state(layer_) : TensorId();
   for (int64_t part = 0; part < parts; ++part) {
     const bool first = part == 0, last = part == parts - 1;
     std::vector<TensorId> inputs = {q};
-    if (kv.open.valid()) inputs.push_back(kv.open);
+    if (kv.open.valid() || mask.valid()) inputs.push_back(kv.open);
+    if (mask.valid()) inputs.push_back(mask);
     const std::string name =
         parts == 1 ? blk("attn") : blk("attn") + text_of(":%lld", static_cast<long long>(part));
     Op& op = this->op(OpKind::kAttention, name, std::move(inputs), last ? out : state);
@@ -308,8 +323,10 @@ void Builder::attention(TensorId q, const GraphKv::Layer& kv, TensorId out) {
       const auto from = kv.slots.begin() + s * kv.segments + part;
       op.updates.insert(op.updates.end(), from, from + (o_.pool_blocks > 0 ? 1 : count));
     }
+    if (kv.keys.valid()) op.updates.push_back(kv.keys);
     if (!first) op.updates.push_back(state);
     attention_attrs(&op);
+    if (kv.keys.valid()) op.attrs[Attr::kSparseTokens] = static_cast<double>(o_.sparse_tokens);
     op.attrs[Attr::kSegmentTokens] = static_cast<double>(o_.segment_tokens);
     op.attrs[Attr::kSegments] = static_cast<double>(kv.segments);
     op.attrs[Attr::kSegmentBegin] = static_cast<double>(part);
@@ -443,6 +460,13 @@ Status check(const GraphOptions& o) {
   if (o.pool_blocks > 0 && (o.split_attention || o.window_positions > 0)) {
     return error(Code::kUsage,
                  "a pool of KV blocks is read by one attention op a layer, and holds all positions");
+  }
+  if (o.sparse_tokens != 0 &&
+      (o.sparse_tokens < 0 || o.sparse_tokens > kMost || !o.split_attention || o.sequences != 1)) {
+    return error(Code::kUsage,
+                 "%lld positions of the past to be attended: above 0, of one sequence, with attention "
+                 "in parts",
+                 static_cast<long long>(o.sparse_tokens));
   }
   if (o.tile_bytes < 1 || o.threads < 1 || o.threads > kMost) {
     return error(Code::kUsage, "tiles of %lld bytes, %d threads",

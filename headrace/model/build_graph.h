@@ -34,6 +34,10 @@ struct GraphOptions {
   // One attention op for each segment instead of one for all, so that slots can pass through a ring.
   // Layers with a window have one op in either case.
   bool split_attention = false;
+  // Positions of the past that a step of one row attends in layers without a window: whole segments,
+  // at least three (kSelectKv); 0: all. For one sequence, with split_attention. Steps of several rows
+  // attend all of them in any case.
+  int64_t sparse_tokens = 0;
   // Positions that the slots of layers with a window have room for, used over and over; at least
   // window + max_rows + 128. 0: the whole context.
   int64_t window_positions = 0;

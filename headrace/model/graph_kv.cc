@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headrace/kernel/kv_layout.h"
+#include "headrace/kernel/select_kv.h"
 
 namespace headrace {
 namespace {
@@ -64,6 +65,10 @@ GraphKv::Layer GraphKv::layer(int64_t layer) {
                                 static_cast<int32_t>(g)}));
     }
   }
+  if (o_.sparse_tokens > 0 && !c_.is_local(layer) && out.segments > 1) {
+    out.keys = graph_.add(state(text_of("kv.keys.%lld.0", l), DType::kF32, out.segments + 1,
+                                key_bounds_cols(c_.kv_heads, c_.head_dim)));
+  }
   const int64_t open_tiles = kv_open_tiles(o_.max_rows, o_.sequences);
   if (open_tiles == 0) return out;
   Tensor open;
@@ -80,7 +85,8 @@ TensorId GraphKv::softmax_state(int64_t layer) {
   Tensor t;
   t.name = text_of("blk.%lld.attn.state", static_cast<long long>(layer));
   t.rows = o_.max_rows;
-  t.cols = c_.heads * (padded_head_dim(c_.head_dim) + 2);
+  const bool selects = o_.sparse_tokens > 0 && o_.max_rows == 1;
+  t.cols = c_.heads * (padded_head_dim(c_.head_dim) + (selects ? 3 : 2));
   t.bytes = t.rows * row_bytes(t.dtype, t.cols);
   return graph_.add(std::move(t));
 }

@@ -21,6 +21,7 @@ class GraphKv {
     std::vector<TensorId> tails;   // [sequences], or one of all of them, of pools
     std::vector<TensorId> slots;   // [sequences][segments], or the pool alone
     TensorId open;                 // invalid: a step's rows fill no tile but their first
+    TensorId keys;                 // bounds of each segment's; invalid: none are ever selected
   };
 
   // All must outlive this object.
@@ -29,7 +30,8 @@ class GraphKv {
 
   // The tensors of the next layer; each layer is asked for once.
   Layer layer(int64_t layer);
-  // What an attention op hands on to the next: f32 [max_rows, heads (padded d + 2)].
+  // What an attention op hands on to the next: f32 [max_rows, heads (padded d + 2)], of one that
+  // selects a float more a head.
   TensorId softmax_state(int64_t layer);
 
  private:

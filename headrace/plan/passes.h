@@ -42,6 +42,8 @@ struct Cached {
   // cycle before, so that it is resident at entry. A slot never wraps: with release -1 its load
   // starts with the cycle. What has been in its place before: indices of the list it is in.
   int32_t release = -1;
+  // Of a slot: the op that says whether it is needed at all; nothing is loaded before it. -1: none.
+  int32_t select = -1;
   bool wraps = false;
   std::vector<int32_t> before;
 };

@@ -52,8 +52,14 @@ std::vector<Cached> weights_of(const Graph& graph) {
 // of one op (several sequences) are used at once.
 std::vector<std::vector<Cached>> slots_by_segment(const Graph& graph) {
   std::vector<std::vector<Cached>> out;
+  TensorId mask;  // that was made last
+  int32_t select = -1;
   for (size_t o = 0; o < graph.ops.size(); ++o) {
     const Op& op = graph.ops[o];
+    if (op.kind == OpKind::kSelectKv) {
+      mask = op.outputs[0];
+      select = static_cast<int32_t>(o);
+    }
     if (op.kind != OpKind::kAttention) continue;
     if (op.iattr(Attr::kSegmentCount) == op.iattr(Attr::kSegments)) continue;
     bool first = true;
@@ -66,6 +72,7 @@ std::vector<std::vector<Cached>> slots_by_segment(const Graph& graph) {
       c.bytes = device_bytes(graph.at(id));
       c.first = c.last = static_cast<int32_t>(o);
       c.pinned = !first;
+      if (op.inputs.size() > 2 && op.inputs[2] == mask) c.select = select;
       first = false;
       const auto segment = static_cast<size_t>(slot.segment);
       if (segment >= out.size()) out.resize(segment + 1);
@@ -165,6 +172,7 @@ bool set_releases(const std::vector<Cached>& all, std::vector<Cached*>& streamed
       c.wraps = true;
       c.release = streamed[tenants[0]]->last;
     }
+    c.release = std::max(c.release, c.select);
   }
   return true;
 }

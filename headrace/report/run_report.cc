@@ -105,6 +105,9 @@ std::string run_report_json(const RunReport& r) {
   json.field("time_to_first_token_s", seconds(r.first_token_ns));
   json.field("time_to_first_token_from", "the entry of main()");
   json.field("tier_method", r.tier_method).field("tier_notice", r.tier_notice);
+  json.field("sparse_tokens", r.sparse_tokens).field("sparse_checks", r.sparse_checks);
+  json.key("sparse_recall");
+  r.sparse_checks > 0 ? json.value(r.sparse_recall) : json.null();
   json.field("replans", r.replans);
   json.field("context", r.plan.context).field("chunk", r.plan.chunk);
   json.field("threads", r.plan.threads);
@@ -137,6 +140,14 @@ std::string final_line(const RunReport& r) {
   if (r.prefix_tokens > 0) {
     line += text_of("; %s tokens restored in %s", grouped(r.prefix_tokens).c_str(),
                     human_time(r.prefix_ns).c_str());
+  }
+  if (r.sparse_segments > 0) {
+    line += text_of("; sparse: %lld of %lld segments, ", static_cast<long long>(r.sparse_selected),
+                    static_cast<long long>(r.sparse_segments));
+    line += r.sparse_checks > 0
+                ? text_of("recall %.1f %% of attention (%lld checks)", 100 * r.sparse_recall,
+                          static_cast<long long>(r.sparse_checks))
+                : "recall not measured";
   }
   return line + "; peak " + human_bytes(r.peak_rss_bytes);
 }

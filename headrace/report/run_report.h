@@ -25,6 +25,9 @@ struct RunReport {
   Nanos kv_wait_ns = 0;                // compute standing still for KV, since the start
   int64_t prefix_tokens = 0;           // of the prompt, that were restored
   Nanos prefix_ns = 0;                 // that it took
+  // Of selected KV (SessionOptions::sparse_tokens; 0: all is attended), see Session::SparseRecall.
+  int64_t sparse_tokens = 0, sparse_selected = 0, sparse_segments = 0, sparse_checks = 0;
+  double sparse_recall = 0;
   int replans = 0;  // times the session swapped to a new plan
 
   Bytes peak_rss_bytes = 0;  // VmHWM when the report was made

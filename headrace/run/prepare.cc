@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <unordered_map>
 
 #include "headrace/run/prepared.h"
 #include "headrace/run/residency_map.h"
@@ -16,6 +17,7 @@ class Preparer {
 
   Status run() {
     HR_TRY(check_places());
+    list_masks();
     for (int32_t s = 0; s < p_.exit().value; ++s) {
       const Instr& i = p_.instrs[static_cast<size_t>(s)];
       switch (i.kind) {
@@ -179,11 +181,39 @@ class Preparer {
     t.kv = copy.found() && tensor.slot.layer >= 0 && tensor.dtype == DType::kI8 &&
            i.codec == Codec::kNone;
     t.kv_begin = i.range.begin;
+    if (t.kv && i.kind == InstrKind::kLoad) t.selected = selected_by(i.tensor, step);
     if (i.kind == InstrKind::kLoad && tensor.role == Role::kWeight && i.codec == Codec::kNone) {
       t.held = context_.names.id_of(tensor.name);
     }
     push(std::move(t), i);
     return {};
+  }
+
+  // Which slots a mask speaks of, when it is made, and when they are given up.
+  void list_masks() {
+    std::unordered_map<TensorId, int32_t> made;  // by mask
+    for (int32_t s = 0; s < p_.exit().value; ++s) {
+      const Instr& i = p_.instrs[static_cast<size_t>(s)];
+      if (i.kind == InstrKind::kDetach) detached_[i.tensor] = s;
+      if (i.kind != InstrKind::kCompute) continue;
+      const Op& op = g_.at(i.op);
+      if (op.kind == OpKind::kSelectKv) made[op.outputs[0]] = s;
+      if (op.kind != OpKind::kAttention || op.inputs.size() < 3) continue;
+      for (TensorId t : op.updates) {
+        if (g_.at(t).slot.layer >= 0) masks_[t] = {op.inputs[2], made.at(op.inputs[2]), s};
+      }
+    }
+  }
+
+  // See TransferStep::selected. What stays beyond its use is loaded whatever the mask says, and so is
+  // what is loaded before there is one.
+  const float* selected_by(TensorId slot, int32_t load) const {
+    const auto mask = masks_.find(slot);
+    const auto detach = detached_.find(slot);
+    if (mask == masks_.end() || detach == detached_.end()) return nullptr;
+    const Mask& m = mask->second;
+    if (!(m.made < load && load < m.used && m.used < detach->second)) return nullptr;
+    return reinterpret_cast<const float*>(address(m.tensor, load)) + g_.at(slot).slot.segment;
   }
 
   // Rounds `bytes` to what the tier moves; both sides must begin on its boundary and have the room.
@@ -291,6 +321,12 @@ class Preparer {
   const PrepareContext& context_;
   const ResidencyMap where_;
   int64_t most_elements_ = 0;
+  struct Mask {
+    TensorId tensor;
+    int32_t made = 0, used = 0;  // steps
+  };
+  std::unordered_map<TensorId, Mask> masks_;         // by slot
+  std::unordered_map<TensorId, int32_t> detached_;   // step
 };
 
 }  // namespace

@@ -46,6 +46,9 @@ struct TransferStep {
   // A KV slot and its copy: what moves depends on the rows of the step, see moved_part().
   bool kv = false;
   Bytes kv_begin = 0;         // the byte of the slot that `near` and `far` begin with
+  // Of a Load of a slot that is used once and then given up: where the step says, before it is issued,
+  // whether it attends the slot (kSelectKv); null: it always does.
+  const float* selected = nullptr;
   std::vector<int32_t> waits;
 };
 

@@ -24,6 +24,7 @@ constexpr int kMostEagerLooks = 4'000'000;
 MovedPart moved_part(const TransferStep& t, const StepRows& rows) {
   const MovedPart all{0, t.far.bytes};
   if (!t.kv) return all;
+  if (t.selected != nullptr && !rows.dense && *t.selected == 0) return {};
   const KvPart part = kv_part(*t.tensor, t.kind == InstrKind::kStore, rows);
   const Bytes begin = std::max(all.begin, part.begin - t.kv_begin);
   const Bytes end = std::min(all.end, part.end - t.kv_begin);

@@ -11,6 +11,7 @@ constexpr int64_t kSegmentTokens = 256;  // of slots that stay, and what context
 constexpr int64_t kMostKept = 16;        // slots of a layer that stay
 constexpr int64_t kFewestMoved = 8, kMostMoved = 64;
 constexpr Bytes kMovedBytes = kMiB;
+constexpr int64_t kMostSelectable = 128;  // slots of a layer, of which some are selected
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -24,6 +25,11 @@ int64_t kv_segment_tokens(const ModelConfig& config, const GraphOptions& o, bool
   const int64_t tiles = ceil_div(o.context, kKvTile);
   const int64_t wanted = std::min(ceil_div(kMovedBytes, tile), ceil_div(tiles, kFewestMoved));
   return kKvTile * std::max(wanted, ceil_div(tiles, kMostMoved));
+}
+
+int64_t sparse_segment_tokens(int64_t context, int64_t selected) {
+  const int64_t fine = std::clamp(selected / 8 / kKvTile * kKvTile, kKvTile, kSegmentTokens);
+  return std::max(fine, kKvTile * ceil_div(context, kMostSelectable * kKvTile));
 }
 
 Machine with_scratch(Machine machine, Bytes bytes) {

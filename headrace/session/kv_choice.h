@@ -14,6 +14,11 @@ constexpr TierId kScratchTier{2};
 // a layer; of those that are not, there are at most 16 a layer, so that plans stay small.
 int64_t kv_segment_tokens(const ModelConfig& config, const GraphOptions& o, bool moved);
 
+// Positions of a slot where `selected` of them are attended: an eighth of what is selected, at most
+// 256, and at most 128 slots a layer.
+int64_t sparse_segment_tokens(int64_t context, int64_t selected);
+constexpr int64_t kLeastSelected = 4;  // segments
+
 // The machine with a tier 2 called "scratch" that has room for `bytes`: its own one where it is
 // known, else the disk that the weights come from, on the same link.
 Machine with_scratch(Machine machine, Bytes bytes);

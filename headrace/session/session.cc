@@ -1,7 +1,10 @@
 #include "headrace/session/session.h"
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 
+#include "headrace/kernel/select_kv.h"
 #include "headrace/session/kv_choice.h"
 #include "headrace/sim/simulate.h"
 #include "headrace/tier/checksum_tier.h"
@@ -10,6 +13,11 @@ namespace headrace {
 namespace {
 
 constexpr int kKvTickets = 256;
+constexpr int64_t kStepsBetweenChecks = 64;
+
+std::string keys_name(int64_t layer) {
+  return text_of("kv.keys.%lld.0", static_cast<long long>(layer));
+}
 
 }  // namespace
 
@@ -54,6 +62,15 @@ void Session::look_at_kv() {
   for (int64_t layer = 0; layer < model_.config.layers; ++layer) {
     const int64_t tiles = layer_segments_[static_cast<size_t>(layer)] * slot_tiles_;
     if (tiles * kKvTile < plan_.context) window_tiles_ = tiles;
+  }
+  bounded_.assign(static_cast<size_t>(model_.config.layers), 0);
+  bounds_.assign(static_cast<size_t>(model_.config.layers), {});
+  if (plan_.options.sparse_tokens == 0) return;
+  selected_ = std::max(kLeastSegments, plan_.options.sparse_tokens / (slot_tiles_ * kKvTile));
+  const int64_t cols = key_bounds_cols(model_.config.kv_heads, model_.config.head_dim);
+  for (int64_t layer = 0; layer < model_.config.layers; ++layer) {
+    if (model_.config.is_local(layer)) continue;
+    bounds_[static_cast<size_t>(layer)].resize(static_cast<size_t>(cols));
   }
 }
 
@@ -156,7 +173,7 @@ Status Session::plan_again(double link_bytes_per_s) {
   return {};
 }
 
-Status Session::run(Phase phase, std::span<const int32_t> tokens) {
+Status Session::run(Phase phase, std::span<const int32_t> tokens, bool of_prompt) {
   if (phase == Phase::kDecode && phase_ == Phase::kDecode && new_rate_ > 0) {
     HR_TRY(plan_again(std::exchange(new_rate_, 0)));
   }
@@ -174,9 +191,14 @@ Status Session::run(Phase phase, std::span<const int32_t> tokens) {
       rows_.output_rows.push_back(static_cast<int32_t>(i));
     }
   }
+  const bool selects = selected_ > 0 && phase == Phase::kDecode &&
+                       position_ / (slot_tiles_ * kKvTile) >= selected_;
+  const bool check = selects && !of_prompt && ++sparse_steps_ % kStepsBetweenChecks == 0;
+  rows_.dense = of_prompt || check;
   const bool same = prepared == last_;
   last_ = prepared;
   HR_TRY(executor_->run(*prepared, rows_, &trace_, cancel_));
+  if (check) HR_TRY(measure_recall());
   if (!same) state_ = exit_state(Executor::program_of(*prepared));
   // The way in from nothing is gone once.
   std::erase_if(programs_, [&](const auto& entry) {
@@ -192,6 +214,34 @@ Status Session::run(Phase phase, std::span<const int32_t> tokens) {
   sealed_ = std::max(sealed_, position_ / kKvTile);
   phase_ = phase;
   return {};
+}
+
+Status Session::measure_recall() {
+  const int64_t cols = key_bounds_cols(model_.config.kv_heads, model_.config.head_dim);
+  double sum = 0;
+  int64_t layers = 0;
+  for (int64_t layer = 0; layer < model_.config.layers; ++layer) {
+    if (bounds_[static_cast<size_t>(layer)].empty()) continue;
+    float share = 0;
+    HR_TRY(executor_->read_state(*last_, keys_name(layer),
+                                 std::as_writable_bytes(std::span(&share, 1)),
+                                 layer_segments_[static_cast<size_t>(layer)] * cols * 4));
+    sum += static_cast<double>(share);
+    ++layers;
+  }
+  recall_sum_ += sum / static_cast<double>(layers);
+  ++checks_;
+  return {};
+}
+
+Session::SparseRecall Session::sparse_recall() const {
+  SparseRecall out;
+  if (selected_ == 0) return out;
+  out.selected = selected_;
+  out.segments = *std::max_element(layer_segments_.begin(), layer_segments_.end());
+  out.checks = checks_;
+  if (checks_ > 0) out.recall = recall_sum_ / static_cast<double>(checks_);
+  return out;
 }
 
 int64_t Session::rewind(int64_t position) {
@@ -250,10 +300,46 @@ Status Session::read_kv(int64_t layer, int64_t begin, int64_t end, std::span<std
                    });
 }
 
+// As the steps that sealed these tiles did.
+Status Session::bound_keys(Prepared& to, int64_t layer, int64_t begin, int64_t end,
+                           std::span<const std::byte> bytes) {
+  const ModelConfig& c = model_.config;
+  if (selected_ == 0 || layer < 0 || layer >= c.layers) return {};
+  std::vector<float>& row = bounds_[static_cast<size_t>(layer)];
+  if (row.empty()) return {};
+  int64_t& next = bounded_[static_cast<size_t>(layer)];
+  const Bytes part = kv_tile_bytes(plan_.options.kv_format, 1, c.head_dim) / 2;
+  const Bytes tile = 2 * part * c.kv_heads;
+  if ((begin != next && begin != 0) || bytes.size() != static_cast<size_t>((end - begin) * tile)) {
+    return error(Code::kUsage, "where KV is selected from, tiles are written in order: %lld, not %lld",
+                 static_cast<long long>(next), static_cast<long long>(begin));
+  }
+  const int64_t d = padded_head_dim(c.head_dim);
+  std::vector<float> scratch(static_cast<size_t>(kKvTile * d));
+  std::vector<std::byte> aligned(static_cast<size_t>(part + kLine));
+  for (int64_t t = begin; t < end; ++t) {
+    for (int64_t g = 0; g < c.kv_heads; ++g) {
+      void* at = aligned.data();
+      size_t room = aligned.size();
+      std::align(static_cast<size_t>(kLine), static_cast<size_t>(part), at, room);
+      std::memcpy(at, bytes.data() + (t - begin) * tile + 2 * g * part, static_cast<size_t>(part));
+      add_key_bounds(plan_.options.kv_format, static_cast<const std::byte*>(at), c.head_dim,
+                     t % slot_tiles_ == 0, row.data() + 2 * g * d, scratch.data());
+    }
+    next = t + 1;
+    if (next % slot_tiles_ != 0 && next != end) continue;
+    const auto size = static_cast<Bytes>(row.size() * sizeof(float));
+    HR_TRY(executor_->write_state(to, keys_name(layer), std::as_bytes(std::span(row)),
+                                  t / slot_tiles_ * size));
+  }
+  return {};
+}
+
 Status Session::write_kv(int64_t layer, int64_t begin, int64_t end,
                          std::span<const std::byte> bytes) {
   HR_CHECK(position_ == 0, "KV of another session is written at the beginning");
   HR_ASSIGN(Prepared* to, holder());
+  HR_TRY(bound_keys(*to, layer, begin, end, bytes));
   return for_slots(layer, begin, end, bytes.size(),
                    [&](const std::string& name, Bytes from, Bytes at, Bytes count) {
                      return executor_->write_state(
@@ -297,7 +383,8 @@ Result<std::span<const float>> Session::append(std::span<const int32_t> tokens) 
     last_rows = decode ? 1 : std::min(left, plan_.chunk);
     const Phase phase =
         decode ? Phase::kDecode : body ? Phase::kPrefillBody : Phase::kPrefill;
-    HR_TRY(run(phase, tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(last_rows))));
+    HR_TRY(run(phase, tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(last_rows)),
+               left > last_rows));
     if (on_step_) on_step_(at + last_rows);
   }
   const std::span<const float> all = executor_->output(*last_, "logits");

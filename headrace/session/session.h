@@ -6,9 +6,12 @@
 //   2. After an error nothing more runs; every transfer has ended.
 //   3. When the link turns out 20 % faster or slower than planned for 8 decode steps, and a new plan
 //      is predicted to gain 5 %, the session swaps to it between two steps.
+//   4. With SessionOptions::sparse_tokens promise 1 does not hold of decode steps: they attend selected
+//      segments. Prompts are read exactly, and every 64th decode step is exact and measures the others.
 // Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -44,7 +47,10 @@ class Session {
   Result<std::span<const float>> append(std::span<const int32_t> tokens);
 
   // Forgets the sequence: the next append starts at position 0.
-  void reset() { position_ = tail_tile_ = sealed_ = 0; }
+  void reset() {
+    position_ = tail_tile_ = sealed_ = 0;
+    std::fill(bounded_.begin(), bounded_.end(), 0);
+  }
   // Forgets what is after `position`, or after the last place before it that is still known exactly:
   // any position of the tail's tile, else a multiple of 64; 0 where a layer with a window has lost
   // what is seen from there. Returns that place, from which the caller goes on. Precondition:
@@ -60,6 +66,15 @@ class Session {
   // tiles before it were written.
   Status write_kv(int64_t layer, int64_t begin, int64_t end, std::span<const std::byte> bytes);
   Status set_position(int64_t position);
+  // What selecting segments left of attention, in exact steps: the softmax's weight that the selected
+  // ones had, averaged over heads, layers and checks.
+  struct SparseRecall {
+    int64_t selected = 0, segments = 0;  // of the context; 0: nothing is selected
+    int64_t checks = 0;                  // where there was more to attend than is selected
+    double recall = 0;                   // 0 .. 1, of all checks
+  };
+  SparseRecall sparse_recall() const;
+
   // Ok until a step has failed; then nothing runs any more.
   Status failed() const { return executor_->failed(); }
 
@@ -88,7 +103,10 @@ class Session {
   enum class Phase { kStart, kLeft, kPrefillBody, kPrefill, kDecode };
 
   Session(const Model& model, SessionPlan plan, const std::atomic<bool>* cancel);
-  Status run(Phase phase, std::span<const int32_t> tokens);
+  Status run(Phase phase, std::span<const int32_t> tokens, bool of_prompt);
+  Status measure_recall();
+  Status bound_keys(Prepared& to, int64_t layer, int64_t begin, int64_t end,
+                    std::span<const std::byte> bytes);
   Result<Prepared*> prepared_for(Phase phase);
   const Program& program(Phase phase) const;
   Status plan_again(double link_bytes_per_s);
@@ -121,6 +139,13 @@ class Session {
   int64_t slot_tiles_ = 1;
   int64_t window_tiles_ = 0;             // that layers with a window hold; 0: as many as all others
   std::vector<int64_t> layer_segments_;  // by layer
+  int64_t selected_ = 0;       // segments that a step selects; 0: it attends all
+  int64_t sparse_steps_ = 0;
+  int64_t checks_ = 0;
+  double recall_sum_ = 0;
+  // By layer, of KV that is written: the tile that comes next, and the bounds of its segment's keys.
+  std::vector<int64_t> bounded_;
+  std::vector<std::vector<float>> bounds_;
   StepRows rows_;
   Trace trace_;
   Prepared* last_ = nullptr;

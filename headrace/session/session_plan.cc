@@ -95,6 +95,7 @@ class Planner {
   // The context, and where its KV goes.
   Status choose() {
     HR_TRY(choose_context());
+    HR_TRY(check_sparse());
     const GraphOptions o = graph_options(1);
     plan_.kv = kv_bytes(model_.config, o);
     if (!plan_.kv_streamed) return {};
@@ -102,6 +103,30 @@ class Planner {
     plan_.kv_disk_bytes = plan_.kv.on_disk();
     plan_.options.machine = with_scratch(std::move(plan_.options.machine), plan_.kv_disk_bytes);
     return {};
+  }
+
+  Status check_sparse() {
+    const int64_t asked = plan_.options.sparse_tokens;
+    if (asked == 0) return {};
+    if (asked < 0 || plan_.options.kv_folder.empty()) {
+      return error(Code::kUsage,
+                   "selecting %lld positions of the past needs a folder on a disk for KV (--kv-dir)",
+                   static_cast<long long>(asked));
+    }
+    if (!has_choice()) {
+      return error(Code::kUnsupported,
+                   "there is nothing to select from (--kv-sparse): every layer has a window, or the "
+                   "context of %lld is one segment of %lld",
+                   static_cast<long long>(plan_.context),
+                   static_cast<long long>(graph_options(1).segment_tokens));
+    }
+    const int64_t least = kLeastSelected * graph_options(1).segment_tokens;
+    if (asked >= least) return {};
+    return error(Code::kUsage,
+                 "--kv-sparse %lld: with a context of %lld it is at least %lld, four segments of %lld",
+                 static_cast<long long>(asked), static_cast<long long>(plan_.context),
+                 static_cast<long long>(least),
+                 static_cast<long long>(graph_options(1).segment_tokens));
   }
 
   TierId kv_tier() const { return plan_.kv_streamed ? kScratchTier : TierId(); }
@@ -122,8 +147,11 @@ class Planner {
     o.kv_format = plan_.options.kv_format;
     o.segment_tokens = plan_.options.segment_tokens;
     if (o.segment_tokens == 0) {
-      o.segment_tokens = kv_segment_tokens(model_.config, o, plan_.kv_streamed);
+      o.segment_tokens = plan_.options.sparse_tokens > 0
+                             ? sparse_segment_tokens(o.context, plan_.options.sparse_tokens)
+                             : kv_segment_tokens(model_.config, o, plan_.kv_streamed);
     }
+    if (plan_.kv_streamed) o.sparse_tokens = plan_.options.sparse_tokens;
     o.split_attention = plan_.kv_streamed;
     // The same in every Program of the session, whose slots are the same.
     o.window_positions =
@@ -292,6 +320,7 @@ Result<SessionPlan> plan_session(const Model& model, const SessionOptions& optio
   // KV that is a smaller part of the budget than this stays in memory without a second plan.
   constexpr Bytes kSmallShare = 16;
   const ProcessMemory now = process_memory();
+  if (options.sparse_tokens != 0) return Planner(model, options, true, now).run();
   Result<SessionPlan> resident = Planner(model, options, false, now).run();
   if (options.kv_folder.empty()) return resident;
   if (!resident.ok() && resident.status().code() != Code::kDoesNotFit) return resident;
@@ -310,6 +339,7 @@ Result<SessionPlan> plan_session(const Model& model, const SessionOptions& optio
 
 Result<Bytes> least_memory(const Model& model, const SessionOptions& options) {
   const ProcessMemory now = process_memory();
+  if (options.sparse_tokens != 0) return Planner(model, options, true, now).least();
   HR_ASSIGN(const Bytes resident, Planner(model, options, false, now).least());
   if (options.kv_folder.empty()) return resident;
   Planner other(model, options, true, now);

@@ -34,6 +34,9 @@ struct SessionOptions {
   std::string kv_folder;
   Bytes kv_disk_bytes = 0;    // that KV may take in kv_folder; 0: what is free there
   int64_t segment_tokens = 0; // positions of a KV slot, a multiple of 64; 0: chosen
+  // Positions of the past that a decode step attends in layers without a window, in whole segments;
+  // 0: all of them, exactly. Needs a kv_folder. An approximation: see Session::sparse_recall().
+  int64_t sparse_tokens = 0;
   Bytes beside_bytes = 0;     // kept back for what the caller holds beside the session
   Machine machine = Machine::defaults(1);
 };
@@ -59,7 +62,8 @@ struct SessionPlan {
 // Where KV is: in memory, as it was before there were other places, when everything fits or there is
 // no kv_folder; else wherever a step at the middle of what is expected is predicted to take less time.
 // kDoesNotFit also when the KV of the context is more than kv_folder has room for: names both, and
-// how many positions would fit.
+// how many positions would fit. With sparse_tokens KV always has a copy in kv_folder; kUsage where
+// there is none, or fewer than four segments are asked for; kUnsupported where no layer can select.
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options);
 
 // The least memory_bytes that plan_session accepts, all else as in `options`; builds a graph or two,

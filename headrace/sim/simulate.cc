@@ -1,6 +1,7 @@
 #include "headrace/sim/simulate.h"
 
 #include <algorithm>
+#include <map>
 
 #include "headrace/base/split_mix.h"
 #include "headrace/ir/kv.h"
@@ -47,6 +48,12 @@ class Player {
     int32_t most = 0;
     for (const Instr& i : p.instrs) most = std::max(most, stream_of(i).value);
     links_.resize(static_cast<size_t>(most) + 1);
+    for (const Op& op : p.graph->ops) {
+      if (op.kind != OpKind::kAttention || op.inputs.size() < 3) continue;
+      for (TensorId t : op.updates) {
+        if (p.graph->at(t).slot.layer >= 0) selected_[t] = op.iattr(Attr::kSparseTokens);
+      }
+    }
   }
 
   Trace cycle() {
@@ -96,7 +103,11 @@ class Player {
     const bool slot = options_.rows != nullptr && t.slot.layer >= 0 && t.role == Role::kState;
     if (!slot) return range_bytes(t, i.range, i.codec);
     const KvPart part = kv_part(t, store, *options_.rows);
-    return part.empty() ? 0 : part.end - part.begin;
+    const Bytes bytes = part.empty() ? 0 : part.end - part.begin;
+    const auto sparse = selected_.find(i.tensor);
+    if (store || options_.rows->dense || sparse == selected_.end()) return bytes;
+    const int64_t positions = options_.rows->positions.back() + 1;
+    return positions <= sparse->second ? bytes : bytes * sparse->second / positions;
   }
 
   void transfer(size_t s, Nanos ready, Nanos start, Trace& trace) {
@@ -131,6 +142,7 @@ class Player {
   Nanos now_ = 0;
   std::vector<Nanos> finish_;  // by step: end of its latest execution
   std::vector<Link> links_;    // by stream
+  std::map<TensorId, int64_t> selected_;  // slots of attention with a mask: positions selected
 };
 
 }  // namespace

@@ -23,7 +23,8 @@ struct SimOptions {
   // factor in every plan of its graph, wherever it stands and each time it runs.
   double noise = 0;
   uint64_t seed = 0;
-  // The rows of the steps, for what is moved of KV slots (kv_part); null: whole slots.
+  // The rows of the steps, for what is moved of KV slots (kv_part, and of slots that are selected the
+  // share that is selected of all); null: whole slots.
   const StepRows* rows = nullptr;
 };
 
