@@ -17,13 +17,28 @@ namespace {
 
 using ::testing::HasSubstr;
 using test::SmallModel;
-using testing::Scratch;
 
-constexpr int64_t kContext = 4096;
+// Beside the folder that the model lies in.
+class KvFolder {
+ public:
+  KvFolder() : folder_(::testing::TempDir() + "headrace_kv_" + std::to_string(::getpid())) {
+    std::filesystem::create_directories(folder_);
+  }
+  ~KvFolder() { std::filesystem::remove_all(folder_); }
+  const std::string& folder() const { return folder_; }
+
+ private:
+  std::string folder_;
+};
+
+// As many positions as make 6 MiB of KV and more in every format.
+int64_t context_of(KvFormat format) {
+  return format == KvFormat::kQ4 ? 16384 : format == KvFormat::kQ8 ? 8192 : 4096;
+}
 
 SessionOptions kv_options(KvFormat format, const std::string& folder) {
   SessionOptions o;
-  o.context = kContext;
+  o.context = context_of(format);
   o.prompt_tokens = 700;
   o.new_tokens = 100;
   o.kv_format = format;
@@ -93,7 +108,7 @@ void expect_same(const std::vector<std::vector<float>>& got,
 class KvSession : public ::testing::TestWithParam<KvFormat> {};
 
 TEST_P(KvSession, HasTheBitsOfKvInMemoryAtEveryBudgetChunkAndSlotSize) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   const auto reference = in_memory(*m.model, GetParam());
   ASSERT_NE(reference, nullptr);
@@ -120,12 +135,12 @@ TEST_P(KvSession, HasTheBitsOfKvInMemoryAtEveryBudgetChunkAndSlotSize) {
 }
 
 TEST_P(KvSession, GoesBackAndOnAsKvInMemoryDoes) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   const auto a = in_memory(*m.model, GetParam());
   const auto b = begin(*m.model, kv_options(GetParam(), scratch.folder()), 2 * kMiB);
   ASSERT_TRUE(a != nullptr && b != nullptr);
-  const auto ids = test::prompt_of(kContext, 320);
+  const auto ids = test::prompt_of(4096, 320);
   uint64_t draw = 7;
   const auto below = [&](int64_t n) {
     return static_cast<int64_t>(testing::tiny::next(&draw) % static_cast<uint64_t>(n));
@@ -145,7 +160,7 @@ TEST_P(KvSession, GoesBackAndOnAsKvInMemoryDoes) {
 
 // One row at a time from the very start gives what is known; rewinding must not change it.
 TEST_P(KvSession, ARewindForgetsExactlyWhatItSays) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   const auto session = begin(*m.model, kv_options(GetParam(), scratch.folder()), 2 * kMiB);
   ASSERT_NE(session, nullptr);
@@ -161,7 +176,7 @@ TEST_P(KvSession, ARewindForgetsExactlyWhatItSays) {
 }
 
 TEST_P(KvSession, TilesReadFromOneSessionContinueInAnother) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   const auto first = begin(*m.model, kv_options(GetParam(), scratch.folder()), 2 * kMiB);
   const auto second = begin(*m.model, kv_options(GetParam(), scratch.folder()), 3 * kMiB);
@@ -191,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, KvSession,
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 TEST(KvSessionWindow, FarPastItsWindowTheBitsAreThoseOfKvInMemory) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_gemma3_q4k());
   SessionOptions one = kv_options(KvFormat::kF16, "");
   one.chunk = 1;
@@ -208,7 +223,7 @@ TEST(KvSessionWindow, FarPastItsWindowTheBitsAreThoseOfKvInMemory) {
 }
 
 TEST(KvSessionFaults, DelaysAndOtherOrdersChangeNothing) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   const auto reference = in_memory(*m.model, KvFormat::kQ8);
   ASSERT_NE(reference, nullptr);
@@ -229,7 +244,7 @@ TEST(KvSessionFaults, DelaysAndOtherOrdersChangeNothing) {
 }
 
 TEST(KvSessionFaults, ATransferThatFailsEndsTheSessionWithItsName) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   int met = 0;
   for (const int64_t at : {1, 2, 7, 30, 90, 300}) {
@@ -264,28 +279,36 @@ class FlipTier : public Tier {
   const TierDescription& describe() const override { return inner_->describe(); }
   TierCounters counters() const override { return inner_->counters(); }
   Result<Ticket> load(const TierExtent& from, std::span<std::byte> to) override {
-    if (++loads_ != at_) return inner_->load(from, to);
     HR_ASSIGN(const Ticket ticket, inner_->load(from, to));
-    HR_TRY(inner_->wait(ticket));
-    to[to.size() / 2] ^= std::byte{4};
-    return Ticket{};
+    if (++loads_ == at_) {
+      ticket_ = ticket;
+      byte_ = &to[to.size() / 2];
+    }
+    return ticket;
   }
   Result<Ticket> store(std::span<const std::byte> from, const TierExtent& to) override {
     return inner_->store(from, to);
   }
   void poll() override { inner_->poll(); }
-  bool done(Ticket ticket) override { return ticket.value == 0 || inner_->done(ticket); }
+  bool done(Ticket ticket) override { return inner_->done(ticket); }
   Status wait(Ticket ticket) override {
-    return ticket.value == 0 ? Status() : inner_->wait(ticket);
+    const Status status = inner_->wait(ticket);
+    if (byte_ != nullptr && ticket.value == ticket_.value) {
+      *byte_ ^= std::byte{4};
+      byte_ = nullptr;
+    }
+    return status;
   }
 
  private:
   std::unique_ptr<Tier> inner_;
   int64_t at_, loads_ = 0;
+  Ticket ticket_;
+  std::byte* byte_ = nullptr;
 };
 
 TEST(KvSessionFaults, AFlippedBitIsAnErrorAndNeverAWrongToken) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   for (const int64_t at : {1, 5, 40}) {
     SessionOptions o = kv_options(KvFormat::kF16, scratch.folder());
@@ -306,7 +329,7 @@ TEST(KvSessionFaults, AFlippedBitIsAnErrorAndNeverAWrongToken) {
 }
 
 TEST(KvSessionPlan, AContextThatNoFolderHasRoomForIsRefusedWithWhatWouldFit) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   SessionOptions o = kv_options(KvFormat::kF16, scratch.folder());
   const auto least = least_memory(*m.model, o);
@@ -317,11 +340,11 @@ TEST(KvSessionPlan, AContextThatNoFolderHasRoomForIsRefusedWithWhatWouldFit) {
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.status().code(), Code::kDoesNotFit);
   EXPECT_THAT(plan.status().message(), HasSubstr("a context of 4096"));
-  EXPECT_THAT(plan.status().message(), HasSubstr("--context 13"));
+  EXPECT_THAT(plan.status().message(), HasSubstr("--context 1024"));
 }
 
 TEST(KvSessionPlan, WhatFitsStaysInMemoryAndNothingIsOnDisk) {
-  const Scratch scratch;
+  const KvFolder scratch;
   const SmallModel m(test::streamed_llama());
   SessionOptions o = kv_options(KvFormat::kF16, scratch.folder());
   const auto least = least_memory(*m.model, o);
