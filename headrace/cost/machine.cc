@@ -245,6 +245,8 @@ int64_t seen_positions(const Op& op, const CostQuery& q) {
 
 double attention_seconds(const Machine& m, const Op& op, const CostQuery& q) {
   const int64_t seen = seen_positions(op, q);
+  // As if held in 16 bits: smaller formats take about the time to decode that they save to read
+  // (docs/decisions/0002).
   const double kv_bytes =
       4.0 * static_cast<double>(seen * op.iattr(Attr::kKvHeads) * op.iattr(Attr::kHeadDim));
   // K and V, multiply-add each, for every query head.

@@ -54,6 +54,11 @@ class Player {
         if (p.graph->at(t).slot.layer >= 0) selected_[t] = op.iattr(Attr::kSparseTokens);
       }
     }
+    moved_.resize(p.instrs.size(), 0);
+    for (size_t s = 0; s < p.instrs.size(); ++s) {
+      const Instr& i = p.instrs[s];
+      if (is_transfer(i.kind)) moved_[s] = moved_bytes(i, i.kind == InstrKind::kStore);
+    }
   }
 
   Trace cycle() {
@@ -115,12 +120,12 @@ class Player {
     TraceRecord& r = trace.records[s];
     const TierInfo& tier = tiers_[i.tier.index()];
     const bool store = i.kind == InstrKind::kStore;
-    r.bytes = moved_bytes(i, store);
+    r.bytes = moved_[s];
     const double rate = store ? tier.store_bytes_per_s : tier.load_bytes_per_s;
     Link& link = links_[stream_of(i).index()];
     const Nanos begin = std::max({link.free, now_, ready});
     if (r.bytes == 0) {  // keeps its place in the order, takes nothing of the link
-      finish_[s] = std::max(now_, ready);
+      finish_[s] = std::max({now_, ready, link.complete});
       r.begin_ns = r.end_ns = finish_[s] - start;
       return;
     }
@@ -142,6 +147,7 @@ class Player {
   Nanos now_ = 0;
   std::vector<Nanos> finish_;  // by step: end of its latest execution
   std::vector<Link> links_;    // by stream
+  std::vector<Bytes> moved_;   // by step, of transfers: the rows are the same in each cycle
   std::map<TensorId, int64_t> selected_;  // slots of attention with a mask: positions selected
 };
 
