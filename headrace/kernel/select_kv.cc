@@ -15,6 +15,9 @@ void add_key_bounds(KvFormat format, const std::byte* k_part, int64_t head_dim, 
                     float* bounds, float* scratch) {
   const int64_t d = padded_head_dim(head_dim);
   kv_decode_rows(format, k_part, head_dim, 0, kKvTile, scratch);
+  for (int64_t j = 0; kv_rotates(format) && j < kKvTile; ++j) {
+    hadamard_rotate(scratch + j * d, head_dim, d);
+  }
   float* const least = bounds;
   float* const most = bounds + d;
   if (first) {
@@ -81,7 +84,6 @@ struct SelectKv {
 
 float SelectKv::score(int64_t segment, int64_t kv_head) const {
   const int64_t group = heads / kv_heads;
-  const auto format = static_cast<KvFormat>(ctx.op.iattr(Attr::kKvFormat));
   const auto scale = static_cast<float>(ctx.op.attr(Attr::kScale, 1));
   const auto softcap = static_cast<float>(ctx.op.attr(Attr::kSoftcap));
   const float* bounds = f32_row(ctx.inputs[1], segment, key_bounds_cols(kv_heads, head_dim)) +
@@ -91,7 +93,6 @@ float SelectKv::score(int64_t segment, int64_t kv_head) const {
     alignas(64) float q[kMaxHeadDim];
     std::copy_n(f32_row(ctx.inputs[0], 0, heads * head_dim) + h * head_dim, head_dim, q);
     std::fill(q + head_dim, q + d, 0.0f);
-    if (kv_rotates(format)) hadamard_rotate(q, head_dim, d);
     float s = most_score(q, bounds, d) * scale;
     if (softcap > 0) s = softcap_f32(s, softcap);
     if (h == kv_head * group || best < s) best = s;
