@@ -45,6 +45,12 @@ Status Session::open_scratch(const WrapTier& wrap) {
   auto file = open_file_tier({plan_.options.kv_folder + "/headrace-kv"}, arena_.get(), options);
   if (!file.ok()) return file.status().within("KV of " + human_bytes(plan_.kv_disk_bytes));
   scratch_ = std::move(file).value();
+  if (scratch_->describe().memory_bytes > kTransferMemory) {
+    return error(Code::kDoesNotFit, "%s takes %lld bytes of buffers for KV, %lld are reserved",
+                 scratch_->describe().method.c_str(),
+                 static_cast<long long>(scratch_->describe().memory_bytes),
+                 static_cast<long long>(kTransferMemory));
+  }
   if (wrap) {
     HR_ASSIGN(scratch_, wrap(std::move(scratch_)));
   }

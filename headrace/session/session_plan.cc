@@ -60,12 +60,6 @@ class Planner {
            graph_options(1).segment_tokens < plan_.context;
   }
 
-  // Of a decode step at the middle of what is expected.
-  Nanos step_ns(const Program& decode) const {
-    const StepRows rows = rows_at(decode, plan_.decode_cost.positions);
-    return simulate(decode, {.tiers = {}, .rows = &rows}).total_ns;
-  }
-
   Result<Bytes> least() {
     plan_.options.memory_bytes = 0;
     plan_.ledger = BudgetLedger(Bytes{1} << 60);
@@ -307,6 +301,12 @@ class Planner {
   Bytes full_decode_ = 0;
 };
 
+// Of a decode step at the middle of what is expected.
+Nanos step_ns(const SessionPlan& plan) {
+  const StepRows rows = typical_rows(*plan.decode.graph, plan.decode_cost.positions);
+  return simulate(plan.decode, {.tiers = {}, .rows = &rows}).total_ns;
+}
+
 }  // namespace
 
 Bytes page_tables_of(Bytes budget) { return budget / kPageTableShare; }
@@ -333,7 +333,7 @@ Result<SessionPlan> plan_session(const Model& model, const SessionOptions& optio
   Result<SessionPlan> streamed = other.run();
   if (!resident.ok()) return streamed;
   if (!streamed.ok()) return resident;
-  const bool faster = other.step_ns(streamed->decode) < other.step_ns(resident->decode);
+  const bool faster = step_ns(*streamed) < step_ns(*resident);
   return faster ? std::move(streamed) : std::move(resident);
 }
 
@@ -345,7 +345,9 @@ Result<Bytes> least_memory(const Model& model, const SessionOptions& options) {
   Planner other(model, options, true, now);
   if (!other.has_choice()) return resident;
   const Result<Bytes> streamed = other.least();
-  return streamed.ok() ? std::min(resident, *streamed) : resident;
+  if (streamed.ok()) return std::min(resident, *streamed);
+  // The folder is too small. More memory helps only where all of it does.
+  return resident <= options.memory_bytes ? Result<Bytes>(resident) : streamed;
 }
 
 }  // namespace headrace

@@ -67,7 +67,8 @@ struct SessionPlan {
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options);
 
 // The least memory_bytes that plan_session accepts, all else as in `options`; builds a graph or two,
-// plans nothing. Counts this process as it is now.
+// plans nothing. Counts this process as it is now. kDoesNotFit when KV is too much for memory_bytes and
+// for kv_folder.
 Result<Bytes> least_memory(const Model& model, const SessionOptions& options);
 
 // Page tables that a budget's worth of memory takes: 8 bytes for each page of 4 KiB.
