@@ -76,7 +76,9 @@ struct Attention {
   void check_room(const KvRun& run) const;
   void bound_keys() const;
   // The rows' sealed tiles here are not attended.
-  bool passed_over() const { return mask_ != nullptr && !ctx.rows.dense && mask_[segment_begin] == 0; }
+  bool passed_over() const {
+    return mask_ != nullptr && !ctx.rows.dense && mask_[segment_begin] == 0;
+  }
   void add_selected(const AttentionBlock& block) const;
   template <typename F>
   void each_block(F f) const;  // f(run, Rows)

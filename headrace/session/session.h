@@ -6,8 +6,9 @@
 //   2. After an error nothing more runs; every transfer has ended.
 //   3. When the link turns out 20 % faster or slower than planned for 8 decode steps, and a new plan
 //      is predicted to gain 5 %, the session swaps to it between two steps.
-//   4. With SessionOptions::sparse_tokens promise 1 does not hold of decode steps: they attend selected
-//      segments. Prompts are read exactly, and every 64th decode step is exact and measures the others.
+//   4. With SessionOptions::sparse_tokens promise 1 does not hold of decode steps: they attend
+//      selected segments. Prompts are read exactly; every 64th decode step that leaves something out
+//      is exact and measures what the others miss.
 // Not thread-safe.
 #pragma once
 
@@ -66,8 +67,8 @@ class Session {
   // tiles before it were written.
   Status write_kv(int64_t layer, int64_t begin, int64_t end, std::span<const std::byte> bytes);
   Status set_position(int64_t position);
-  // What selecting segments left of attention, in exact steps: the softmax's weight that the selected
-  // ones had, averaged over heads, layers and checks.
+  // What selecting segments left of attention, in exact steps: the softmax's weight that the
+  // selected ones had, averaged over heads, layers and checks.
   struct SparseRecall {
     int64_t selected = 0, segments = 0;  // of the context; 0: nothing is selected
     int64_t checks = 0;                  // where there was more to attend than is selected
@@ -143,7 +144,7 @@ class Session {
   int64_t sparse_steps_ = 0;
   int64_t checks_ = 0;
   double recall_sum_ = 0;
-  // By layer, of KV that is written: the tile that comes next, and the bounds of its segment's keys.
+  // By layer, of KV that is written: the tile that comes next, the bounds of its segment's keys.
   std::vector<int64_t> bounded_;
   std::vector<std::vector<float>> bounds_;
   StepRows rows_;
