@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kSegmentTokens = 256;  // of slots that stay, and what contexts are rounded up to
 constexpr int64_t kMostKept = 16;        // slots of a layer that stay
-constexpr int64_t kFewestMoved = 8, kMostMoved = 64;
+constexpr int64_t kFewestMoved = 8, kMostMoved = 32;
 constexpr Bytes kMovedBytes = kMiB;
 constexpr int64_t kMostSelectable = 128;  // slots of a layer, of which some are selected
 

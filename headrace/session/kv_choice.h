@@ -10,7 +10,7 @@ namespace headrace {
 constexpr TierId kScratchTier{2};
 
 // Positions of a slot, whole tiles; `o` says context and format. Slots that are moved are large
-// enough that a transfer is all bandwidth, 1 MiB where the context has eight of them, and at most 64
+// enough that a transfer is all bandwidth, 1 MiB where the context has eight of them, and at most 32
 // a layer; of those that are not, there are at most 16 a layer, so that plans stay small.
 int64_t kv_segment_tokens(const ModelConfig& config, const GraphOptions& o, bool moved);
 

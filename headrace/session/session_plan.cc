@@ -22,6 +22,8 @@ constexpr Bytes kGrowthPerThread = 64 * kKiB;
 // All Programs of a session together hold about this much an op and a tensor of the Graph.
 constexpr Bytes kGrowthPerOp = 2 * kKiB;
 constexpr Bytes kGrowthPerTensor = kKiB;
+// A slot that moves has an attention op of its own and a Load, a Store and a Detach in each of them.
+constexpr Bytes kGrowthPerMovedSlot = 5 * kKiB;
 // A Sampler holds a candidate and a weight for every token of the vocabulary.
 constexpr Bytes kSamplerBytesPerToken = 16;
 // What the process holds is rounded up to this, so that the same command makes the same plan.
@@ -168,7 +170,8 @@ class Planner {
         "plans, stacks, growth",
         kGrowth + plan_.options.threads * kGrowthPerThread +
             static_cast<Bytes>(g.ops.size()) * kGrowthPerOp +
-            static_cast<Bytes>(g.tensors.size()) * kGrowthPerTensor));
+            static_cast<Bytes>(g.tensors.size()) * kGrowthPerTensor +
+            (plan_.kv_streamed ? plan_.kv.slot_count * kGrowthPerMovedSlot : 0)));
     if (!plan_.options.greedy) {
       HR_TRY(plan_.ledger.reserve("sampling", model_.config.vocab * kSamplerBytesPerToken));
     }
