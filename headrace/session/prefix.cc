@@ -30,6 +30,8 @@ Result<std::unique_ptr<SessionPrefix>> SessionPrefix::open(const Model& model, S
                                                            const PrefixSettings& settings) {
   PrefixOptions o = options_for(model.config, session.plan().options.kv_format);
   o.limit_bytes = settings.limit_bytes;
+  // What sparse steps have computed is not what exact ones would.
+  o.layout.salt = static_cast<uint64_t>(session.plan().options.sparse_tokens);
   HR_ASSIGN(o.layout.model, model_fingerprint(model.file));
   o.layout.label = settings.label;
   HR_ASSIGN(auto store, PrefixStore::open(settings.folder, o));

@@ -230,7 +230,9 @@ TEST_F(Run, SteadyFiguresAreThoseSinceTheLastSwapOfPlans) {
       EXPECT_LT(r["steady_steps"], 58);
     }
     if (r["steady_steps"] == 0) continue;
-    EXPECT_EQ(r["loaded_bytes_per_token"], r["streamed_bytes_per_token"]);
+    const auto weights = r["loaded_bytes_per_token"].get<int64_t>() -
+                         r["kv_loaded_bytes_per_token"].get<int64_t>();
+    EXPECT_NEAR(weights, r["streamed_bytes_per_token"].get<int64_t>(), 1) << "each is rounded down";
     EXPECT_NE(r["bound_source"], "machine file") << "nothing measured that file";
   }
 }

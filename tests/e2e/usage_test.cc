@@ -101,7 +101,8 @@ TEST_F(Usage, TheAdviceForABudgetTooSmallIsTrue) {
   const std::string model = folder_ / "model.gguf";
   write_streamed_model(model);
   const std::vector<std::string> job = {"run",      model, "--prompt",  "x",
-                                        "--tokens", "4",   "--context", "4096"};
+                                        "--tokens", "4",   "--context", "4096",
+                                        "--kv-dir", "none"};
   const auto with = [&](std::vector<std::string> more) {
     std::vector<std::string> all = job;
     all.insert(all.end(), more.begin(), more.end());
@@ -122,7 +123,7 @@ TEST_F(Usage, TheAdviceForABudgetTooSmallIsTrue) {
   ASSERT_FALSE(context.empty()) << small.err;
   EXPECT_EQ(with({"--memory", memory}).code, 0) << memory;
   EXPECT_EQ(headrace(folder_, {"run", model, "--prompt", "x", "--tokens", "4",
-                               "--context", context, "--memory", "20MiB"})
+                               "--context", context, "--memory", "20MiB", "--kv-dir", "none"})
                 .code,
             0)
       << context;

@@ -21,11 +21,13 @@ PlanReport sample_plan() {
   p.budget_source = "set by --memory";
   p.arena_bytes = 50 * kMiB;
   p.reserved = {{"code", 9 * kMiB}, {"growth", 5 * kMiB}, {"arena", 50 * kMiB}};
+  p.kv_format = "f16";
   p.context = 256;
   p.trained_context = 2048;
   p.chunk = 16;
   p.decode = {1,        96 * kMiB, 40 * kMiB, 56 * kMiB, 4096,       3 * kMiB,
-              6 * kMiB, kMiB,      10,        20,        50'000'000, 40'000'000};
+              6 * kMiB, 0,         0,         kMiB,      10,         20,
+              50'000'000, 40'000'000};
   p.prefill = p.decode;
   p.prefill.rows = 16;
   p.machine = {"defaults", "built-in defaults", false, 1, 1e9, 1e10};

@@ -31,9 +31,9 @@ class KvFolder {
   std::string folder_;
 };
 
-// As many positions as make 6 MiB of KV and more in every format.
+// As many positions as make 24 MiB of KV and more in every format: with that it never all fits.
 int64_t context_of(KvFormat format) {
-  return format == KvFormat::kQ4 ? 16384 : format == KvFormat::kQ8 ? 8192 : 4096;
+  return format == KvFormat::kQ4 ? 65536 : format == KvFormat::kQ8 ? 32768 : 16384;
 }
 
 SessionOptions kv_options(KvFormat format, const std::string& folder) {
@@ -116,7 +116,7 @@ TEST_P(KvSession, HasTheBitsOfKvInMemoryAtEveryBudgetChunkAndSlotSize) {
   EXPECT_EQ(reference->moved().kv_loaded, 0);
   for (const Bytes above : {3 * kMiB / 2, 5 * kMiB / 2}) {
     for (const int64_t chunk : {16, 64, 512}) {
-      for (const int64_t segment : {64, 256}) {
+      for (const int64_t segment : {128, 512}) {
         SessionOptions o = kv_options(GetParam(), scratch.folder());
         o.chunk = chunk;
         o.segment_tokens = segment;
@@ -211,7 +211,9 @@ TEST(KvSessionWindow, FarPastItsWindowTheBitsAreThoseOfKvInMemory) {
   SessionOptions one = kv_options(KvFormat::kF16, "");
   one.chunk = 1;
   const auto reference = begin(*m.model, one, 64 * kMiB);
-  const auto streamed = begin(*m.model, kv_options(KvFormat::kF16, scratch.folder()), 2 * kMiB);
+  SessionOptions moved = kv_options(KvFormat::kF16, scratch.folder());
+  moved.segment_tokens = 128;
+  const auto streamed = begin(*m.model, moved, 2 * kMiB);
   ASSERT_TRUE(reference != nullptr && streamed != nullptr);
   // Their slots are fewer than the context has.
   EXPECT_LT(streamed->plan().kv.windows, 2 * streamed->plan().kv.slots);
@@ -234,7 +236,7 @@ TEST(KvSessionFaults, DelaysAndOtherOrdersChangeNothing) {
     faults.reorder_polls = 40;
     faults.seed = seed;
     SessionOptions o = kv_options(KvFormat::kQ8, scratch.folder());
-    o.segment_tokens = 64;
+    o.segment_tokens = 128;
     const auto session = begin(*m.model, o, 2 * kMiB, [&](std::unique_ptr<Tier> tier) {
       return Result<std::unique_ptr<Tier>>(make_fault_tier(std::move(tier), faults));
     });
@@ -251,7 +253,7 @@ TEST(KvSessionFaults, ATransferThatFailsEndsTheSessionWithItsName) {
     FaultPlan faults;
     faults.fail_at = at;
     SessionOptions o = kv_options(KvFormat::kF16, scratch.folder());
-    o.segment_tokens = 64;
+    o.segment_tokens = 128;
     const auto session = begin(*m.model, o, 2 * kMiB, [&](std::unique_ptr<Tier> tier) {
       return Result<std::unique_ptr<Tier>>(make_fault_tier(std::move(tier), faults));
     });
@@ -312,7 +314,7 @@ TEST(KvSessionFaults, AFlippedBitIsAnErrorAndNeverAWrongToken) {
   const SmallModel m(test::streamed_llama());
   for (const int64_t at : {1, 5, 40}) {
     SessionOptions o = kv_options(KvFormat::kF16, scratch.folder());
-    o.segment_tokens = 64;
+    o.segment_tokens = 128;
     const auto session = begin(*m.model, o, 2 * kMiB, [&](std::unique_ptr<Tier> tier) {
       return Result<std::unique_ptr<Tier>>(std::make_unique<FlipTier>(std::move(tier), at));
     });
@@ -339,8 +341,8 @@ TEST(KvSessionPlan, AContextThatNoFolderHasRoomForIsRefusedWithWhatWouldFit) {
   const auto plan = plan_session(*m.model, o);
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.status().code(), Code::kDoesNotFit);
-  EXPECT_THAT(plan.status().message(), HasSubstr("a context of 4096"));
-  EXPECT_THAT(plan.status().message(), HasSubstr("--context 1024"));
+  EXPECT_THAT(plan.status().message(), HasSubstr("a context of 16384"));
+  EXPECT_THAT(plan.status().message(), HasSubstr("positions (--context "));
 }
 
 TEST(KvSessionPlan, WhatFitsStaysInMemoryAndNothingIsOnDisk) {
