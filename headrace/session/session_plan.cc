@@ -320,6 +320,12 @@ Bytes budget_around(Bytes fixed) {
 }
 
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options) {
+  // The rotation spreads a large bias of one channel over all (docs/decisions/0008).
+  if (options.kv_format == KvFormat::kQ4 && model.config.qkv_bias) {
+    return error(Code::kUnsupported,
+                 "KV as q4 makes nonsense of %s, whose keys have a bias; choose q8 or f16",
+                 model.config.architecture.c_str());
+  }
   // KV that is a smaller part of the budget than this stays in memory without a second plan.
   constexpr Bytes kSmallShare = 16;
   const ProcessMemory now = process_memory();

@@ -64,6 +64,7 @@ struct SessionPlan {
 // kDoesNotFit also when the KV of the context is more than kv_folder has room for: names both, and
 // how many positions would fit. With sparse_tokens KV always has a copy in kv_folder; kUsage where
 // there is none, or fewer than four segments are asked for; kUnsupported where no layer can select.
+// kUnsupported for q4 with a model whose keys have a bias.
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options);
 
 // The least memory_bytes that plan_session accepts, all else as in `options`; builds a graph or two,
