@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
 
 namespace headrace::cli {
@@ -19,8 +20,8 @@ Result<FolderFacts> look_at_folder(const std::string& folder) {
   if (::statfs(folder.c_str(), &info) != 0) {
     return error(Code::kIo, "cannot look at %s: %s", folder.c_str(), std::strerror(errno));
   }
-  return FolderFacts{info.f_type == kTmpfs || info.f_type == kRamfs,
-                     static_cast<Bytes>(info.f_bavail) * static_cast<Bytes>(info.f_bsize)};
+  HR_ASSIGN(const Bytes free_bytes, free_on_disk(folder));
+  return FolderFacts{info.f_type == kTmpfs || info.f_type == kRamfs, free_bytes};
 }
 
 Status refuse_memory(const std::string& option, const std::string& folder) {

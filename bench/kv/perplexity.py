@@ -50,6 +50,14 @@ def half(x):
     return x.half().float()
 
 
+def closer(x, y, best, error):
+    """Of each row, whichever of `y` and `best` (None: y) is nearer to `x`; and how far it is."""
+    e = ((y - x) ** 2).sum(-1, keepdim=True)
+    if best is None:
+        return y, e
+    return torch.where(e < error, y, best), torch.minimum(e, error)
+
+
 def symmetric(x, levels, fit):
     """Groups in the last dimension; values -levels .. levels (4 bits: -8 .. 7, signed scale)."""
     low, high = (-127, 127) if levels == 127 else (-8, 7)
@@ -62,11 +70,7 @@ def symmetric(x, levels, fit):
         scale = half(scale * shrink)
         inverse = torch.where(scale == 0, 0, 1 / scale)
         y = (x * inverse).round().clamp(low, high) * scale
-        e = ((y - x) ** 2).sum(-1, keepdim=True)
-        if best is None:
-            best, error = y, e
-        else:
-            best, error = torch.where(e < error, y, best), torch.minimum(e, error)
+        best, error = closer(x, y, best, error)
     return best
 
 
@@ -79,11 +83,7 @@ def with_minimum(x, fit):
         scale = half((high - least - cut * (high - low)).clamp(min=0) / 15)
         inverse = torch.where(scale == 0, 0, 1 / scale)
         y = ((x - least) * inverse).round().clamp(0, 15) * scale + least
-        e = ((y - x) ** 2).sum(-1, keepdim=True)
-        if best is None:
-            best, error = y, e
-        else:
-            best, error = torch.where(e < error, y, best), torch.minimum(e, error)
+        best, error = closer(x, y, best, error)
     return best
 
 

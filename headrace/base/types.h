@@ -26,6 +26,7 @@ constexpr Bytes kLine = 64;
 
 constexpr Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * unit; }
 constexpr Bytes round_down(Bytes n, Bytes unit) { return n / unit * unit; }
+constexpr int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
 // An integer that is only ever an index of one kind of thing; -1 means none.
 template <typename Tag>

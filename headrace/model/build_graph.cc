@@ -102,6 +102,7 @@ class Builder {
   Result<TensorId> rope_kv(TensorId qkv, const GraphKv::Layer& kv);
   void attention(TensorId q, const GraphKv::Layer& kv, TensorId out);
   void attention_attrs(Op* op);
+  void score_attrs(const GraphKv::Layer& kv, Op* op);
   TensorId select_kv(TensorId q, const GraphKv::Layer& kv);
   Result<TensorId> normalise(TensorId x, const std::string& weight,
                              const std::string& name, DType type, TensorId residual);
@@ -289,14 +290,19 @@ Result<TensorId> Builder::rope_kv(TensorId qkv, const GraphKv::Layer& kv) {
   return q;
 }
 
+// Of what compares queries with the keys of segments.
+void Builder::score_attrs(const GraphKv::Layer& kv, Op* op) {
+  attention_attrs(op);
+  op->attrs[Attr::kScale] = c_.attention_scale;
+  op->attrs[Attr::kSoftcap] = c_.attention_softcap;
+  op->attrs[Attr::kSegmentTokens] = static_cast<double>(o_.segment_tokens);
+  op->attrs[Attr::kSegments] = static_cast<double>(kv.segments);
+}
+
 TensorId Builder::select_kv(TensorId q, const GraphKv::Layer& kv) {
   const TensorId mask = activation(blk("kv_mask"), DType::kF32, kv.segments);
   Op& op = this->op(OpKind::kSelectKv, blk("select_kv"), {q, kv.keys}, mask);
-  attention_attrs(&op);
-  op.attrs[Attr::kScale] = c_.attention_scale;
-  op.attrs[Attr::kSoftcap] = c_.attention_softcap;
-  op.attrs[Attr::kSegmentTokens] = static_cast<double>(o_.segment_tokens);
-  op.attrs[Attr::kSegments] = static_cast<double>(kv.segments);
+  score_attrs(kv, &op);
   op.attrs[Attr::kSparseTokens] = static_cast<double>(o_.sparse_tokens);
   return mask;
 }
@@ -325,15 +331,11 @@ void Builder::attention(TensorId q, const GraphKv::Layer& kv, TensorId out) {
     }
     if (kv.keys.valid()) op.updates.push_back(kv.keys);
     if (!first) op.updates.push_back(state);
-    attention_attrs(&op);
+    score_attrs(kv, &op);
     if (kv.keys.valid()) op.attrs[Attr::kSparseTokens] = static_cast<double>(o_.sparse_tokens);
-    op.attrs[Attr::kSegmentTokens] = static_cast<double>(o_.segment_tokens);
-    op.attrs[Attr::kSegments] = static_cast<double>(kv.segments);
     op.attrs[Attr::kSegmentBegin] = static_cast<double>(part);
     op.attrs[Attr::kSegmentCount] = static_cast<double>(count);
-    op.attrs[Attr::kScale] = c_.attention_scale;
     op.attrs[Attr::kWindow] = local ? static_cast<double>(c_.window) : 0;
-    op.attrs[Attr::kSoftcap] = c_.attention_softcap;
     if (o_.pool_blocks > 0) op.attrs[Attr::kPoolBlocks] = static_cast<double>(o_.pool_blocks);
   }
 }

@@ -8,8 +8,6 @@
 namespace headrace {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 Tensor state(const std::string& name, DType type, int64_t rows, int64_t cols) {
   Tensor t;
   t.name = name;

@@ -115,8 +115,11 @@ class Emitter {
                                 : compute_step_[static_cast<size_t>(cached_[before].last)];
         waits.push_back(Step(end));
       }
-      if (c.slot) waits.push_back(Step(store_step_[i]));
-      if (!c.slot) add_uses(c.tensor, c.first, c.last, load_step_[i]);
+      if (c.slot) {
+        waits.push_back(Step(store_step_[i]));
+      } else {
+        add_uses(c.tensor, c.first, c.last, load_step_[i]);
+      }
     }
     for (size_t i = 0; i < cached_.size(); ++i) {
       const Cached& c = cached_[i];

@@ -72,9 +72,8 @@ struct PlanSummary {
   Bytes gathered_bytes = 0;   // embedding rows a cycle, at most
   Bytes ring_bytes = 0;
   Bytes state_bytes = 0;      // KV on the device, what passes through the ring apart
-  Bytes kv_streamed_bytes = 0;  // of slots that pass through the ring: loaded when they are full
-  Bytes kv_copy_bytes = 0;      // of slots that have a copy in another tier
-  Bytes kv_loaded_bytes = 0;    // of slots, loaded in a cycle at `position`
+  Bytes kv_copy_bytes = 0;    // of slots that have a copy in another tier
+  Bytes kv_loaded_bytes = 0;  // of slots, loaded in a cycle at `position`
   Bytes workspace_bytes = 0;  // activations and workspace, at their peak
   Bytes arena_bytes = 0;
   int resident_tensors = 0;

@@ -50,9 +50,10 @@ PlanSummary summarize(const Program& p, int64_t position) {
     if (r.tier != kDevice) {
       if (r.begin == kEntry) s.kv_copy_bytes += r.bytes;
     } else if (role == Role::kState) {
-      const bool stays = r.end == p.exit();
-      (stays ? s.state_bytes : s.kv_streamed_bytes) += r.bytes;
-      if (stays) continue;
+      if (r.end == p.exit()) {
+        s.state_bytes += r.bytes;
+        continue;
+      }
       ring_low = std::min(ring_low, r.offset);
       ring_high = std::max(ring_high, r.offset + r.bytes);
     } else if (role == Role::kWeight && !used[r.tensor.index()]) {

@@ -13,8 +13,6 @@ constexpr int64_t kFewestMoved = 8, kMostMoved = 32;
 constexpr Bytes kMovedBytes = kMiB;
 constexpr int64_t kMostSelectable = 128;  // slots of a layer, of which some are selected
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 int64_t context_bucket(int64_t positions) { return round_up(positions, kSegmentTokens); }

@@ -1,7 +1,5 @@
 #include "headrace/session/prefix.h"
 
-#include <algorithm>
-
 #include "headrace/base/system.h"
 #include "headrace/model/fingerprint.h"
 
@@ -35,8 +33,7 @@ Result<std::unique_ptr<SessionPrefix>> SessionPrefix::open(const Model& model, S
   HR_ASSIGN(o.layout.model, model_fingerprint(model.file));
   o.layout.label = settings.label;
   HR_ASSIGN(auto store, PrefixStore::open(settings.folder, o));
-  return std::unique_ptr<SessionPrefix>(
-      new SessionPrefix(session, std::move(store), model.config.layers));
+  return std::unique_ptr<SessionPrefix>(new SessionPrefix(session, std::move(store)));
 }
 
 Status SessionPrefix::write_entry(const PrefixEntry& entry) {
@@ -92,8 +89,7 @@ Result<bool> SessionPrefix::put(std::span<const int32_t> tokens, int64_t count) 
 }
 
 Status SessionPrefix::keep(std::span<const int32_t> tokens) {
-  const int64_t sealed =
-      std::min(session_.position(), static_cast<int64_t>(tokens.size())) / kKvTile * kKvTile;
+  const int64_t sealed = sealed_of(tokens);
   while (!lost_ && next_ + kChainTokens <= sealed) {
     if (!session_.holds_kv(next_ / kKvTile)) {
       lost_ = true;
@@ -111,9 +107,7 @@ Status SessionPrefix::finish(std::span<const int32_t> tokens) {
   HR_TRY(keep(tokens));
   (void)store_->flush();  // room for what was not taken; stats() say why nothing is written
   HR_TRY(keep(tokens));
-  const int64_t sealed =
-      std::min(session_.position(), static_cast<int64_t>(tokens.size())) / kKvTile * kKvTile;
-  const int64_t rest = sealed - next_;
+  const int64_t rest = sealed_of(tokens) - next_;
   if (!lost_ && rest > 0 && rest < kChainTokens && session_.holds_kv(next_ / kKvTile)) {
     HR_TRY(put(tokens, rest).status());
   }

@@ -8,6 +8,7 @@
 // Not thread-safe, but for the store itself.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -44,15 +45,18 @@ class SessionPrefix {
   PrefixStats stats() const { return store_->stats(); }
 
  private:
-  SessionPrefix(Session& session, std::unique_ptr<PrefixStore> store, int64_t layers)
-      : session_(session), store_(std::move(store)), layers_(layers), parent_(store_->root()) {}
+  SessionPrefix(Session& session, std::unique_ptr<PrefixStore> store)
+      : session_(session), store_(std::move(store)), parent_(store_->root()) {}
+  // Positions of `tokens` that the session holds in sealed tiles.
+  int64_t sealed_of(std::span<const int32_t> tokens) const {
+    return round_down(std::min(session_.position(), static_cast<int64_t>(tokens.size())), kKvTile);
+  }
   // An entry of `count` tokens at next_. False: the store did not take it.
   Result<bool> put(std::span<const int32_t> tokens, int64_t count);
   Status write_entry(const PrefixEntry& entry);
 
   Session& session_;
   std::unique_ptr<PrefixStore> store_;
-  int64_t layers_;
   ChainHash parent_;       // of the entry at next_
   int64_t next_ = 0;       // position of the next whole entry
   bool lost_ = false;      // what the next entry needs is gone

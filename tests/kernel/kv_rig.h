@@ -222,18 +222,7 @@ class KvRig {
   void run(const Op& op, const StepRows& rows, ThreadPool& pool) {
     Buffer workspace(workspace_bytes(graph, op, pool.size()));
     workspace.fill(o.garbage);
-    const auto at = [&](const std::vector<TensorId>& ids) {
-      std::vector<std::byte*> addresses;
-      for (TensorId id : ids) {
-        addresses.push_back(id.valid() ? buffers[id.index()].data() : nullptr);
-      }
-      return addresses;
-    };
-    const auto inputs = at(op.inputs), outputs = at(op.outputs), updates = at(op.updates);
-    const std::vector<const std::byte*> const_inputs(inputs.begin(), inputs.end());
-    find_kernel(op, DeviceKind::kCpu)(
-        OpContext{graph, op, const_inputs, outputs, updates,
-                  {workspace.data(), static_cast<size_t>(workspace.bytes())}, rows, pool});
+    run_op(graph, op, buffers, rows, pool, workspace);
   }
 
   int64_t padded_ = 0, segments_ = 0;

@@ -37,6 +37,30 @@ class Buffer {
   std::unique_ptr<std::byte, decltype(&std::free)> data_;
 };
 
+// Runs the kernel of `op`, whose operands are `buffers`, by TensorId.
+inline void run_op(const Graph& graph, const Op& op, const std::vector<Buffer>& buffers,
+                   const StepRows& rows, ThreadPool& pool, Buffer& workspace) {
+  const auto at = [&](const std::vector<TensorId>& ids) {
+    std::vector<std::byte*> addresses;
+    for (TensorId id : ids) {
+      addresses.push_back(id.valid() ? buffers[id.index()].data() : nullptr);
+    }
+    return addresses;
+  };
+  const auto inputs = at(op.inputs), outputs = at(op.outputs), updates = at(op.updates);
+  const std::vector<const std::byte*> const_inputs(inputs.begin(), inputs.end());
+  const KernelFn kernel = find_kernel(op, DeviceKind::kCpu);
+  ASSERT_NE(kernel, nullptr);
+  kernel(OpContext{graph,
+                   op,
+                   const_inputs,
+                   outputs,
+                   updates,
+                   {workspace.data(), static_cast<size_t>(workspace.bytes())},
+                   rows,
+                   pool});
+}
+
 class OpHarness {
  public:
   explicit OpHarness(OpKind kind, int64_t max_rows, int64_t max_output_rows = 1) {
@@ -83,25 +107,7 @@ class OpHarness {
     run(rows, pool, workspace);
   }
   void run(const StepRows& rows, ThreadPool& pool, Buffer& workspace) {
-    const auto at = [&](const std::vector<TensorId>& ids) {
-      std::vector<std::byte*> addresses;
-      for (TensorId id : ids) {
-        addresses.push_back(id.valid() ? buffers[id.index()].data() : nullptr);
-      }
-      return addresses;
-    };
-    const auto inputs = at(op.inputs), outputs = at(op.outputs), updates = at(op.updates);
-    const std::vector<const std::byte*> const_inputs(inputs.begin(), inputs.end());
-    const KernelFn kernel = find_kernel(op, DeviceKind::kCpu);
-    ASSERT_NE(kernel, nullptr);
-    kernel(OpContext{graph,
-                     op,
-                     const_inputs,
-                     outputs,
-                     updates,
-                     {workspace.data(), static_cast<size_t>(workspace.bytes())},
-                     rows,
-                     pool});
+    run_op(graph, op, buffers, rows, pool, workspace);
   }
 
   Graph graph;

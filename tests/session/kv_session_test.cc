@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <filesystem>
 
 #include "headrace/base/split_mix.h"
@@ -16,6 +15,8 @@ namespace headrace {
 namespace {
 
 using ::testing::HasSubstr;
+using test::logits_of;
+using test::same;
 using test::SmallModel;
 
 // Beside the folder that the model lies in.
@@ -73,18 +74,6 @@ std::unique_ptr<Session> begin(const Model& model, SessionOptions o, Bytes above
 
 std::unique_ptr<Session> in_memory(const Model& model, KvFormat format) {
   return begin(model, kv_options(format, ""), 64 * kMiB);
-}
-
-// What the session answers, copied.
-std::vector<float> logits_of(Session& session, std::span<const int32_t> tokens) {
-  const auto logits = session.append(tokens);
-  EXPECT_TRUE(logits.ok()) << logits.status().message();
-  return logits.ok() ? std::vector<float>(logits->begin(), logits->end()) : std::vector<float>();
-}
-
-bool same(const std::vector<float>& a, const std::vector<float>& b) {
-  return !a.empty() && a.size() == b.size() &&
-         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // A prompt, then tokens one at a time.

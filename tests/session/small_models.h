@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -117,6 +119,19 @@ inline std::unique_ptr<Session> start_session(const Model& model,
   auto session = Session::start(model, std::move(*plan));
   EXPECT_TRUE(session.ok()) << session.status().message();
   return session.ok() ? std::move(*session) : nullptr;
+}
+
+// What the session answers, copied.
+inline std::vector<float> logits_of(Session& session, std::span<const int32_t> tokens) {
+  const auto logits = session.append(tokens);
+  EXPECT_TRUE(logits.ok()) << logits.status().message();
+  return logits.ok() ? std::vector<float>(logits->begin(), logits->end()) : std::vector<float>();
+}
+
+// The same bits, and some.
+inline bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return !a.empty() && a.size() == b.size() &&
+         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 inline std::vector<int32_t> prompt_of(int64_t n, int64_t vocab, uint64_t seed = 9) {

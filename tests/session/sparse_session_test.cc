@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 
 #include "headrace/ir/kv.h"
 #include "headrace/session/session.h"
@@ -13,6 +12,8 @@ namespace headrace {
 namespace {
 
 using ::testing::HasSubstr;
+using test::logits_of;
+using test::same;
 using test::SmallModel;
 using testing::Scratch;
 
@@ -43,17 +44,6 @@ std::unique_ptr<Session> begin(const Model& model, SessionOptions o, Bytes above
     EXPECT_TRUE(verify(*p).ok()) << verify(*p).message();
   }
   return session;
-}
-
-std::vector<float> logits_of(Session& session, std::span<const int32_t> tokens) {
-  const auto logits = session.append(tokens);
-  EXPECT_TRUE(logits.ok()) << logits.status().message();
-  return logits.ok() ? std::vector<float>(logits->begin(), logits->end()) : std::vector<float>();
-}
-
-bool same(const std::vector<float>& a, const std::vector<float>& b) {
-  return !a.empty() && a.size() == b.size() &&
-         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 class SparseSession : public ::testing::TestWithParam<KvFormat> {};
