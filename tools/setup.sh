@@ -8,7 +8,8 @@
 set -eu
 
 packages="g++ cmake ninja-build pkg-config python3 python3-pip liburing-dev
-nlohmann-json3-dev libcli11-dev libpcre2-dev libzstd-dev libxxhash-dev libgtest-dev libgmock-dev"
+nlohmann-json3-dev libcli11-dev libpcre2-dev libzstd-dev libxxhash-dev libboost-dev libgtest-dev
+libgmock-dev"
 
 missing=""
 for p in $packages; do

@@ -1,0 +1,71 @@
+#include "headrace/serve/http_access.h"
+
+#include <algorithm>
+
+namespace headrace {
+namespace {
+
+bool allowed(const HttpOptions& options, std::string_view origin) {
+  if (origin.empty()) return false;
+  return std::any_of(options.cors_origins.begin(), options.cors_origins.end(),
+                     [&](const std::string& o) { return o == "*" || o == origin; });
+}
+
+bool is_bearer(std::string_view scheme) {
+  constexpr std::string_view kBearer = "bearer ";
+  return scheme.size() == kBearer.size() &&
+         std::equal(scheme.begin(), scheme.end(), kBearer.begin(), [](char a, char b) {
+           return a == b || (a >= 'A' && a <= 'Z' && a + 32 == b);
+         });
+}
+
+}  // namespace
+
+bool equal_in_constant_time(std::string_view given, std::string_view secret) {
+  volatile unsigned char differs = given.size() != secret.size();
+  for (size_t i = 0; i < given.size(); ++i) {
+    const char wanted = secret.empty() ? '\0' : secret[i % secret.size()];
+    differs = differs | static_cast<unsigned char>(given[i] ^ wanted);
+  }
+  return differs == 0;
+}
+
+bool may_enter(const HttpOptions& options, const HttpRequest& request) {
+  if (options.api_key.empty()) return true;
+  for (const std::string& path : options.open_paths) {
+    if (path == request.path) return true;
+  }
+  std::string_view given = request.header("authorization");
+  if (!is_bearer(given.substr(0, 7))) return false;
+  given.remove_prefix(7);
+  while (!given.empty() && given.front() == ' ') given.remove_prefix(1);
+  return equal_in_constant_time(given, options.api_key);
+}
+
+std::string cors_lines(const HttpOptions& options, std::string_view origin) {
+  if (options.cors_origins.empty()) return {};
+  std::string lines = "Vary: Origin\r\n";
+  if (allowed(options, origin)) {
+    lines.append("Access-Control-Allow-Origin: ").append(origin).append("\r\n");
+    lines += "Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n";
+  }
+  return lines;
+}
+
+HttpHeaders preflight_headers(const HttpOptions& options, std::string_view origin) {
+  if (!allowed(options, origin)) return {};
+  return {{"Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS"},
+          {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id"},
+          {"Access-Control-Max-Age", "600"}};
+}
+
+std::string request_id_of(std::string_view given, uint64_t prefix, uint64_t number) {
+  const bool usable = !given.empty() && given.size() <= 128 &&
+                      std::all_of(given.begin(), given.end(),
+                                  [](char c) { return c > ' ' && c < 0x7f; });
+  if (usable) return std::string(given);
+  return text_of("req-%08llx-%llu", static_cast<unsigned long long>(prefix),
+                 static_cast<unsigned long long>(number));
+}
+
+}  // namespace headrace
