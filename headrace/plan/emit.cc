@@ -182,6 +182,7 @@ class Emitter {
       const TensorId id(static_cast<int64_t>(t));
       const Bytes bytes = device_bytes(graph_.tensors[t]);
       if (slot_of[t] == cached_.size()) {
+        state_at = round_up(state_at, alignment_of(graph_.tensors[t]));
         add(id, OpId(), state_at, bytes, -1, n);
         state_at += bytes;
       } else {

@@ -26,19 +26,22 @@ Analysis analyse(const Graph& graph, bool kv_slots) {
   a.buffers = plan::live_ranges(graph);
   a.layout.activation_bytes = plan::assign_offsets(a.buffers);
   a.cached = plan::keep_order(graph, kv_slots);
-  Bytes state = 0;
-  for (const Tensor& t : graph.tensors) {
-    if (t.role == Role::kState) state += device_bytes(t);
-  }
+  std::vector<bool> moves(graph.tensors.size(), false);
   Bytes largest = 0, kept = 0, all = 0;
   for (const Cached& c : a.cached) {
     all += c.bytes;
-    if (c.slot) state -= c.bytes;
+    moves[c.tensor.index()] = true;
     if (plan::always_resident(c)) {
       kept += c.bytes;
     } else {
       largest = std::max(largest, c.bytes);
     }
+  }
+  // As emit() places it.
+  Bytes state = 0;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    if (graph.tensors[t].role != Role::kState || moves[t]) continue;
+    state = round_up(state, alignment_of(graph.tensors[t])) + device_bytes(graph.tensors[t]);
   }
   a.layout.state_bytes = round_up(state, kPage);
   const Bytes fixed = a.layout.activation_bytes + a.layout.state_bytes;
