@@ -146,7 +146,7 @@ class Cgroup:
                 time.sleep(0.1)
 
 
-def _fields(path, wanted):
+def proc_fields(path, wanted):
     """{field: bytes} of a /proc file with lines "Name:  123 kB"."""
     out = {}
     try:
@@ -171,14 +171,14 @@ class Sampler(threading.Thread):
     def run(self):
         count = 0
         while not self.stopped.is_set():
-            status = _fields(f"/proc/{self.pid}/status",
+            status = proc_fields(f"/proc/{self.pid}/status",
                              ("VmHWM", "RssAnon", "RssShmem", "VmSwap", "VmPTE"))
             self.peak_rss = max(self.peak_rss, status.get("VmHWM", 0))
             private = sum(status.get(k, 0) for k in ("RssAnon", "RssShmem", "VmSwap"))
             self.peak_private = max(self.peak_private, private)
             self.peak_page_tables = max(self.peak_page_tables, status.get("VmPTE", 0))
             if count % SMAPS_EVERY == 0:
-                rollup = _fields(f"/proc/{self.pid}/smaps_rollup", ("Pss",))
+                rollup = proc_fields(f"/proc/{self.pid}/smaps_rollup", ("Pss",))
                 self.peak_pss = max(self.peak_pss, rollup.get("Pss", 0))
             count += 1
             self.stopped.wait(self.every_s)
@@ -196,10 +196,12 @@ def _io(pid):
     return out
 
 
-def run(command, limit=None, timeout_s=None, cpus=None, every_s=SELDOM_S):
+def run(command, limit=None, timeout_s=None, cpus=None, every_s=SELDOM_S,
+        on_start=None):
     """Runs a command; returns a dict of what it gave and used.
 
     limit: bytes of a memory cgroup. cpus: a list as taskset takes it ("0", "0,1").
+    on_start: called with the process's id once it is there.
     The dict: rc (negative: the signal), timed_out, wall_s, first_output_s (seconds to
     the first byte of stdout, or None), cpu_s, stdout, stderr (text), peak_rss,
     peak_private, peak_pss, peak_page_tables, read_bytes, major_faults, cgroup, load1.
@@ -216,6 +218,8 @@ def run(command, limit=None, timeout_s=None, cpus=None, every_s=SELDOM_S):
         preexec_fn=group.join if group else None, start_new_session=True)
     sampler = Sampler(child.pid, every_s)
     sampler.start()
+    if on_start:
+        on_start(child.pid)
     out, err, first = [], [], []
 
     def drain(stream, chunks, note_first):
@@ -296,7 +300,7 @@ def machine():
                   if line.startswith("model name")), "unknown")
     flags = next((line.split(":", 1)[1].split() for line in text.splitlines()
                   if line.startswith("flags")), [])
-    memory = _fields("/proc/meminfo", ("MemTotal", "SwapTotal"))
+    memory = proc_fields("/proc/meminfo", ("MemTotal", "SwapTotal"))
     return {"cpu": model, "cpus": os.cpu_count(), "kernel": os.uname().release,
             "memory_bytes": memory.get("MemTotal"), "swap_bytes": memory.get("SwapTotal"),
             "avx512_vnni": "avx512_vnni" in flags}
