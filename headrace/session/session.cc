@@ -6,6 +6,7 @@
 
 #include "headrace/kernel/select_kv.h"
 #include "headrace/session/kv_choice.h"
+#include "headrace/session/open_tiers.h"
 #include "headrace/sim/simulate.h"
 #include "headrace/tier/checksum_tier.h"
 
@@ -35,26 +36,15 @@ Session::~Session() {
   tier_.reset();
 }
 
-// The copies of KV: a file that no name leads to, whose bytes are checked when they come back.
+// The copies of KV, whose bytes are checked when they come back.
 Status Session::open_scratch(const WrapTier& wrap) {
-  FileTierOptions options;
-  options.access = FileAccess::kScratch;
-  options.scratch_bytes = std::max(kPage, plan_.kv_disk_bytes);
-  options.max_tickets = kKvTickets;
-  options.register_buffers = false;
-  auto file = open_file_tier({plan_.options.kv_folder + "/headrace-kv"}, arena_.get(), options);
-  if (!file.ok()) return file.status().within("KV of " + human_bytes(plan_.kv_disk_bytes));
-  scratch_ = std::move(file).value();
-  if (scratch_->describe().memory_bytes > kTransferMemory) {
-    return error(Code::kDoesNotFit, "%s takes %lld bytes of buffers for KV, %lld are reserved",
-                 scratch_->describe().method.c_str(),
-                 static_cast<long long>(scratch_->describe().memory_bytes),
-                 static_cast<long long>(kTransferMemory));
-  }
+  HR_ASSIGN(scratch_, open_kv_file(plan_.options.kv_folder, plan_.kv_disk_bytes, kKvTickets,
+                                   arena_.get()));
   if (wrap) {
     HR_ASSIGN(scratch_, wrap(std::move(scratch_)));
   }
-  scratch_ = make_checksum_tier(std::move(scratch_), {options.scratch_bytes}, kKvTickets);
+  scratch_ = make_checksum_tier(std::move(scratch_), {std::max(kPage, plan_.kv_disk_bytes)},
+                                kKvTickets);
   return {};
 }
 
@@ -86,19 +76,7 @@ Result<std::unique_ptr<Session>> Session::start(const Model& model, SessionPlan 
   std::unique_ptr<Session> s(new Session(model, std::move(plan), cancel));
   HR_ASSIGN(Arena arena, Arena::create(s->plan_.arena_bytes));
   s->arena_ = std::make_unique<Arena>(std::move(arena));
-  FileTierOptions options;
-  options.max_tickets = 1024;
-  // Registering would fault in and pin the whole arena before the first load, and cost kernel memory
-  // for every page of it: 0.4 s of the time to the first token of a 1.1 GB model, for 3 ms of CPU a
-  // gigabyte read (decision 0003).
-  options.register_buffers = false;
-  HR_ASSIGN(s->tier_, open_file_tier(model.file.paths, s->arena_.get(), options));
-  if (s->tier_->describe().memory_bytes > kTransferMemory) {
-    return error(Code::kDoesNotFit, "%s takes %lld bytes of buffers, %lld are reserved",
-                 s->tier_->describe().method.c_str(),
-                 static_cast<long long>(s->tier_->describe().memory_bytes),
-                 static_cast<long long>(kTransferMemory));
-  }
+  HR_ASSIGN(s->tier_, open_weights(model, s->arena_.get()));
   s->pool_ = std::make_unique<ThreadPool>(s->plan_.options.threads);
   if (s->pool_->size() < s->plan_.options.threads) {
     return error(Code::kIo, "the system started only %d of %d threads; choose fewer (--threads)",

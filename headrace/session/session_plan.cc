@@ -11,28 +11,7 @@ namespace headrace {
 namespace {
 
 constexpr int64_t kLargestChunk = 512;
-// One byte of page tables for so many bytes of memory.
-constexpr Bytes kPageTableShare = 512;
 constexpr int64_t kSmallestChunk = 16;
-
-// What the process may still grow by after planning, beside the arena: kernel code paged in on
-// first use, thread stacks, trace records, output text. Measured at 1.6 MiB for SmolLM2-135M.
-constexpr Bytes kGrowth = 5 * kMiB / 2;
-constexpr Bytes kGrowthPerThread = 64 * kKiB;
-// All Programs of a session together hold about this much an op and a tensor of the Graph.
-constexpr Bytes kGrowthPerOp = 2 * kKiB;
-constexpr Bytes kGrowthPerTensor = kKiB;
-// A slot that moves has an attention op of its own and a Load, a Store and a Detach in each of them.
-constexpr Bytes kGrowthPerMovedSlot = 5 * kKiB;
-// A Sampler holds a candidate and a weight for every token of the vocabulary.
-constexpr Bytes kSamplerBytesPerToken = 16;
-// What the process holds is rounded up to this, so that the same command makes the same plan.
-constexpr Bytes kProcessUnit = kMiB;
-
-// Tiles large enough that a load is all bandwidth, small enough that a ring holds several.
-Bytes tile_bytes(const Model& model) {
-  return std::clamp(weight_bytes(model.file) / 256, 1 * kMiB, 4 * kMiB);
-}
 
 class Planner {
  public:
@@ -152,7 +131,7 @@ class Planner {
     // The same in every Program of the session, whose slots are the same.
     o.window_positions =
         round_up(model_.config.window + largest_chunk() + 2 * kKvTile, o.segment_tokens);
-    o.tile_bytes = tile_bytes(model_);
+    o.tile_bytes = weight_tile_bytes(model_);
     o.threads = plan_.options.threads;
     return o;
   }
@@ -165,28 +144,18 @@ class Planner {
   }
 
   Status reserve_process(const Graph& g) {
-    HR_TRY(plan_.ledger.reserve("code, tokenizer, graph", round_up(now_.rss, kProcessUnit)));
-    HR_TRY(plan_.ledger.reserve(
-        "plans, stacks, growth",
-        kGrowth + plan_.options.threads * kGrowthPerThread +
-            static_cast<Bytes>(g.ops.size()) * kGrowthPerOp +
-            static_cast<Bytes>(g.tensors.size()) * kGrowthPerTensor +
-            (plan_.kv_streamed ? plan_.kv.slot_count * kGrowthPerMovedSlot : 0)));
-    if (!plan_.options.greedy) {
-      HR_TRY(plan_.ledger.reserve("sampling", model_.config.vocab * kSamplerBytesPerToken));
-    }
-    if (plan_.options.beside_bytes > 0) {
-      HR_TRY(plan_.ledger.reserve("beside the session", plan_.options.beside_bytes));
-    }
-    HR_TRY(plan_.ledger.reserve("transfers", kTransferMemory));
+    ProcessUse use;
+    use.now = now_;
+    use.budget = plan_.options.memory_bytes;
+    use.threads = plan_.options.threads;
+    if (!plan_.options.greedy) use.sampling = model_.config.vocab * kSamplerBytesPerToken;
+    use.beside = plan_.options.beside_bytes;
     if (plan_.kv_streamed) {
-      HR_TRY(plan_.ledger.reserve("transfers of KV", kTransferMemory));
-      HR_TRY(plan_.ledger.reserve("checksums of KV", checksum_memory(plan_.kv_disk_bytes)));
+      use.moved_slots = plan_.kv.slot_count;
+      use.more = {{"transfers of KV", kTransferMemory},
+                  {"checksums of KV", checksum_memory(plan_.kv_disk_bytes)}};
     }
-    // Page tables are the kernel's memory but the control group's bill: 8 bytes a page, and the
-    // few pages of upper levels and of everything that is mapped already.
-    return plan_.ledger.reserve("page tables", round_up(now_.page_tables, kProcessUnit / 4) +
-                                                   page_tables_of(plan_.options.memory_bytes));
+    return headrace::reserve_process(use, g, &plan_.ledger);
   }
 
   PlanRequest request(const char* name, std::shared_ptr<const Graph> g, Bytes arena) const {
@@ -205,12 +174,8 @@ class Planner {
   Status plan_decode(std::shared_ptr<const Graph> by_rows) {
     const Bytes room = plan_.ledger.available();
     if (room < least_arena_bytes(*by_rows, kv_tier())) return does_not_fit();
-    // A tied embedding table is the output head as well: when all of it stays, rows are taken
-    // from it and nothing is read. An untied table is read by rows for ever.
-    if (model_.config.tied_embeddings && room >= full_arena_bytes(*by_rows)) {
-      HR_ASSIGN(std::shared_ptr<const Graph> from_device, graph(1, false));
-      if (room >= full_arena_bytes(*from_device)) by_rows = std::move(from_device);
-    }
+    HR_ASSIGN(by_rows, with_embedding(model_.config, std::move(by_rows), room,
+                                      [this] { return graph(1, false); }));
     full_decode_ = full_arena_bytes(*by_rows);
     decode_graph_ = std::move(by_rows);
     const PlanRequest decode =
@@ -312,20 +277,8 @@ Nanos step_ns(const SessionPlan& plan) {
 
 }  // namespace
 
-Bytes page_tables_of(Bytes budget) { return budget / kPageTableShare; }
-
-// B - B / 512 >= fixed.
-Bytes budget_around(Bytes fixed) {
-  return fixed / (kPageTableShare - 1) * kPageTableShare + kPage;
-}
-
 Result<SessionPlan> plan_session(const Model& model, const SessionOptions& options) {
-  // The rotation spreads a large bias of one channel over all (docs/decisions/0008).
-  if (options.kv_format == KvFormat::kQ4 && model.config.qkv_bias) {
-    return error(Code::kUnsupported,
-                 "KV as q4 makes nonsense of %s, whose keys have a bias; choose q8 or f16",
-                 model.config.architecture.c_str());
-  }
+  HR_TRY(check_kv_format(model.config, options.kv_format));
   // KV that is a smaller part of the budget than this stays in memory without a second plan.
   constexpr Bytes kSmallShare = 16;
   const ProcessMemory now = process_memory();

@@ -13,11 +13,9 @@
 #include "headrace/base/ledger.h"
 #include "headrace/plan/plan.h"
 #include "headrace/session/model.h"
+#include "headrace/session/plan_items.h"
 
 namespace headrace {
-
-// Reserved for rings, tickets and bounce buffers of the file tier.
-constexpr Bytes kTransferMemory = 1 * kMiB;
 
 struct SessionOptions {
   Bytes memory_bytes = 0;     // the budget for the whole process
@@ -71,11 +69,6 @@ Result<SessionPlan> plan_session(const Model& model, const SessionOptions& optio
 // plans nothing. Counts this process as it is now. kDoesNotFit when KV is too much for memory_bytes and
 // for kv_folder.
 Result<Bytes> least_memory(const Model& model, const SessionOptions& options);
-
-// Page tables that a budget's worth of memory takes: 8 bytes for each page of 4 KiB.
-Bytes page_tables_of(Bytes budget);
-// The least budget (to a page) that holds `fixed` bytes and its own page tables.
-Bytes budget_around(Bytes fixed);
 
 // The context that a session is planned for: whole KV segments.
 int64_t context_bucket(int64_t positions);
