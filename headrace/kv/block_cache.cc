@@ -304,8 +304,10 @@ void BlockCache::drop(int32_t id) {
   ++counts_.dropped;
 }
 
-// What may leave memory, the coldest first.
-std::vector<int32_t> BlockCache::coldest(const std::vector<char>& spared) const {
+// What may leave memory, the coldest first; blocks of sequences that have a place only if
+// `running_too`.
+std::vector<int32_t> BlockCache::coldest(const std::vector<char>& spared,
+                                         bool running_too) const {
   std::vector<char> running(blocks_.size());
   for (const auto& [id, s] : sequences_)
     for (int32_t b : s.blocks)
@@ -314,6 +316,7 @@ std::vector<int32_t> BlockCache::coldest(const std::vector<char>& spared) const 
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const Block& b = blocks_[i];
     if (!b.ready || b.pins > 0 || (!spared.empty() && spared[i])) continue;
+    if (running[i] && !running_too) continue;
     order.emplace_back(b.refs == 0 ? 0 : running[i] ? 2 : 1, b.heat, -b.index,
                        static_cast<int32_t>(i));
   }

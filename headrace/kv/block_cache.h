@@ -140,7 +140,12 @@ class BlockCache {
   // Starts loads into free blocks as far as staging is free. Returns the blocks that are still to
   // come.
   Result<int64_t> prefetch(KvSequence sequence);
-  // Ends what has arrived and keeps the reserve of free blocks: call it between ops. Never blocks.
+  // Brings block `g` alone into free room, and waits. kUsage: no such block; kDoesNotFit: no room
+  // is free; else why it did not come back.
+  Status fetch(KvSequence sequence, int64_t g);
+  // Ends what has arrived and keeps the reserve of free blocks, without taking any from a sequence
+  // that has a place. Call it between steps. Never blocks where the tier has a ticket for each
+  // group of staging.
   void maintain();
   // Ends all transfers.
   void settle();
@@ -209,7 +214,7 @@ class BlockCache {
   void forget_copy(int32_t block);
   void unindex(int32_t block);
   void touch(Block& b) { b.heat = clock_ + b.uses; }
-  std::vector<int32_t> coldest(const std::vector<char>& spared) const;
+  std::vector<int32_t> coldest(const std::vector<char>& spared, bool running_too) const;
   // Steps (block_cache_step.cc).
   Status check_step(std::span<KvStepRun> runs);
   int64_t fresh_blocks(const Sequence& s, int64_t rows) const;

@@ -183,7 +183,7 @@ void BlockCache::maintain() {
   if (free_blocks() >= options_.high_free) refilling_ = false;
   if (!refilling_) return;
   int64_t missing = options_.high_free - free_blocks();
-  for (int32_t id : coldest({})) {
+  for (int32_t id : coldest({}, false)) {
     if (missing <= 0) return;
     const Block& b = blocks_[static_cast<size_t>(id)];
     if (!b.ready) continue;  // it went to make room in the tier
@@ -312,6 +312,22 @@ Result<int64_t> BlockCache::prefetch(KvSequence id) {
     missing += !blocks_[static_cast<size_t>(b)].ready;
   }
   return missing;
+}
+
+Status BlockCache::fetch(KvSequence id, int64_t g) {
+  HR_ASSIGN(Sequence* s, find(id));
+  if (g < 0 || g >= static_cast<int64_t>(s->blocks.size()))
+    return error(Code::kUsage, "sequence %d has %zu blocks, not one %lld", id.value,
+                 s->blocks.size(), static_cast<long long>(g));
+  const int32_t at = s->blocks[static_cast<size_t>(g)];
+  const Block& b = blocks_[static_cast<size_t>(at)];
+  if (b.move >= 0 && !b.ready) (void)finish(b.move);
+  if (b.ready) return {};
+  if (free_device_.empty())
+    return error(Code::kDoesNotFit, "sequence %d: no room is free for block %lld", id.value,
+                 static_cast<long long>(g));
+  HR_TRY(start_load(at, true));
+  return b.move >= 0 ? finish(b.move) : Status();
 }
 
 }  // namespace headrace

@@ -42,7 +42,7 @@ Status BlockCache::make_room(int64_t need, const std::vector<char>& spared) {
   int64_t slots = free_tier_blocks();
   for (size_t i = 0; i < blocks_.size(); ++i) slots += blocks_[i].copy >= 0 && blocks_[i].refs == 0;
   std::vector<int32_t> chosen, others;
-  for (int32_t id : coldest(spared)) {
+  for (int32_t id : coldest(spared, true)) {
     const Block& b = blocks_[static_cast<size_t>(id)];
     const bool costs = b.copy < 0 && b.refs > 0;
     const bool take = free_blocks() + static_cast<int64_t>(chosen.size()) < need &&

@@ -304,18 +304,40 @@ TEST(BlockCache, WhatIsClosedTwiceOrNotOpenIsRefused) {
   EXPECT_TRUE(w.cache->verify().ok());
 }
 
-TEST(BlockCache, KeepsItsReserveOfFreeBlocksWithoutWaiting) {
+TEST(BlockCache, KeepsItsReserveOfFreeBlocksWithoutWaitingOrTakingThemFromWhoRuns) {
   World w({.device = 8, .tier = 10, .staging = 1, .low = 3, .high = 5},
           {.delay_polls = 2});
-  std::vector<int32_t> a;
+  std::vector<int32_t> a, old;
+  const KvSequence closed = *w.cache->open();
+  ASSERT_TRUE(w.step(closed, old, text(4 * kBlock, 5)).ok());
+  ASSERT_TRUE(w.cache->close(closed).ok());
   const KvSequence id = *w.cache->open();
-  ASSERT_TRUE(w.step(id, a, text(6 * kBlock)).ok());
+  ASSERT_TRUE(w.step(id, a, text(2 * kBlock)).ok());
   EXPECT_EQ(w.cache->free_blocks(), 2);
   for (int i = 0; i < 30; ++i) w.cache->maintain();
-  EXPECT_GE(w.cache->free_blocks(), 5);
+  EXPECT_EQ(w.cache->free_blocks(), 5);
   EXPECT_TRUE(w.cache->verify().ok());
-  a.resize(static_cast<size_t>(*w.cache->truncate(id, 5 * kBlock)));
-  EXPECT_TRUE(w.step(id, a, {1, 2}).ok());
+  ASSERT_TRUE(w.step(id, a, text(4 * kBlock, 6)).ok());
+  EXPECT_EQ(w.cache->free_blocks(), 1);
+  for (int i = 0; i < 30; ++i) w.cache->maintain();
+  EXPECT_EQ(w.cache->free_blocks(), 2) << "six are those of a sequence that runs";
+  for (int64_t g = 0; g < 6; ++g) EXPECT_GE(w.cache->device_block(id, g), 0);
+}
+
+TEST(BlockCache, FetchesOneBlockWhereRoomIsFree) {
+  World w({.device = 4, .tier = 10});
+  std::vector<int32_t> a, b;
+  const KvSequence id = *w.cache->open();
+  ASSERT_TRUE(w.step(id, a, text(3 * kBlock)).ok());
+  ASSERT_TRUE(w.cache->evict(id, 0, 3).ok());
+  EXPECT_TRUE(w.cache->fetch(id, 1).ok());
+  EXPECT_EQ(w.cache->device_block(id, 0), -1);
+  EXPECT_GE(w.cache->device_block(id, 1), 0);
+  EXPECT_EQ(w.cache->fetch(id, 3).code(), Code::kUsage);
+  const KvSequence other = *w.cache->open();
+  ASSERT_TRUE(w.step(other, b, text(3 * kBlock, 7)).ok());
+  EXPECT_EQ(w.cache->fetch(id, 2).code(), Code::kDoesNotFit);
+  EXPECT_TRUE(w.cache->verify().ok());
 }
 
 TEST(BlockCache, AStepThatFailedInTheMiddleCostsAtMostTheTileBeingFilled) {
