@@ -1,8 +1,9 @@
 // BatchPrefix: blocks of a BatchSession go to a prefix store, and come from there in the next run.
 //
-// Promises as session/prefix.h: bit-equal, never waited for but in flush(), only where it is predicted
-// to be faster than computing. A block is an entry: entries of 256 tokens that SessionPrefix wrote are
-// found, and the other way round. Shorter entries (ends of texts) are left to SessionPrefix.
+// Promises as session/prefix.h: bit-equal, never waited for but in flush(), only where it is
+// predicted to be faster than computing. A block is an entry: entries of 256 tokens that
+// SessionPrefix wrote are found, and the other way round. Shorter entries (ends of texts) are left
+// to SessionPrefix.
 #pragma once
 
 #include <map>
@@ -19,12 +20,12 @@ class BatchPrefix {
   // Borrows the session. kUsage when its blocks are not 256 tokens; errors of PrefixStore::open.
   static Result<std::unique_ptr<BatchPrefix>> open(const Model& model, BatchSession& session,
                                                    const PrefixSettings& settings);
-  // Appends to `sequence` (whole blocks, which hold the beginning of `tokens`) those blocks of `tokens`
-  // that the store has, but never the last token. Returns positions held now. kDoesNotFit: no blocks
-  // free (the sequence keeps what it has).
+  // Appends to `sequence` (whole blocks, which hold the beginning of `tokens`) those blocks of
+  // `tokens` that the store has, but never the last token. Returns positions held now. kDoesNotFit:
+  // no blocks free (the sequence keeps what it has).
   Result<int64_t> restore(KvSequence sequence, std::span<const int32_t> tokens);
-  // Hands on blocks of `sequence` that have become whole since the last call for it. `tokens`: all of
-  // them so far. `seconds_per_token`: what computing costs.
+  // Hands on blocks of `sequence` that have become whole since the last call for it. `tokens`: all
+  // of them so far. `seconds_per_token`: what computing costs.
   Status keep(KvSequence sequence, std::span<const int32_t> tokens, double seconds_per_token);
   void forget(KvSequence sequence);  // it is closed
   Status flush() { return store_->flush(); }
