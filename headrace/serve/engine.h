@@ -3,24 +3,25 @@
 // Vocabulary
 //   job      a prompt and the n answers to it
 //   choice   one of these answers: a sequence. Choices share the blocks of their prompt.
-//   worst    blocks that a job takes when every answer is as long as it may be; known before it starts
+//   worst    blocks that a job takes when every answer is as long as it may be; known before it
+//            starts
 //   turn     what the thread does again and again: admit, choose parts, step, sample, emit
 //
 // Promises
-//   1. Admission by memory: a job starts when the blocks of its worst fit beside what runs, or can be made to
-//      fit by preempting what has a lower priority. What can never fit is refused at once with
-//      numbers; what does not fit now waits; the queue is bounded (busy).
+//   1. Admission by memory: a job starts when the blocks of its worst fit beside what runs, or can
+//      be made to fit by preempting what has a lower priority. What can never fit is refused at
+//      once with numbers; what does not fit now waits; the queue is bounded (busy).
 //   2. What was admitted ends: by its own stop, its client, or an error that it is told. It may be
 //      preempted to disk and resumed; its text does not change by that.
-//   3. A choice's text depends on its job alone: prompt, options, seed. Not on speculation, on what ran
-//      beside, or on faults that were recovered from.
-//   4. Each event is called on the engine's thread, in order; on_end exactly once for each job that was
-//      accepted, also on drain and destruction.
-//   5. Fairness: among equal priorities, running choices advance together, one token a turn at least
-//      where their step has room; prompts are read in the order of arrival, in chunks that leave the
-//      predicted time of a step with decode rows below `stretch` times that without.
-//   6. A failed step (I/O) costs the jobs in it one retry; failing again, they end with its error and
-//      the engine goes on with the others.
+//   3. A choice's text depends on its job alone: prompt, options, seed. Not on speculation, on what
+//      ran beside, or on faults that were recovered from.
+//   4. Each event is called on the engine's thread, in order; on_end exactly once for each job that
+//      was accepted, also on drain and destruction.
+//   5. Fairness: among equal priorities, running choices advance together, one token a turn at
+//      least where their step has room; prompts are read in the order of arrival, in chunks that
+//      leave the predicted time of a step with decode rows below `stretch` times that without.
+//   6. A failed step (I/O) costs the jobs in it one retry; failing again, they end with its error
+//      and the engine goes on with the others.
 #pragma once
 
 #include <cstdint>
@@ -41,13 +42,9 @@ using JobId = Id<struct JobTag>;
 
 enum class Finish { kStop, kLength, kCancelled, kError };
 
-struct Logprob {
-  int32_t token = 0;
-  double value = 0;  // natural logarithm of the softmax of the raw logits
-};
-
-// Newly sampled tokens of a choice and the text that they make certain: stop strings are never in it, nor
-// half characters. Logprobs are there when the job asked for them: of tokens whose text is out.
+// Newly sampled tokens of a choice and the text that they make certain: stop strings are never in
+// it, nor half characters. Logprobs are there when the job asked for them: of tokens whose text is
+// out.
 struct Emitted {
   int choice = 0;
   std::string_view text;
