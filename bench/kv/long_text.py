@@ -90,7 +90,7 @@ def prefill32k(s):
     """A long text read in half of weights and KV."""
     a, b, p = whole(s), half(s), peer(s)
     rates = [r["prefill_tokens_per_s"] for r in (a, b)]
-    same = "same" if a["tokens"] == b["tokens"] else "OTHER"
+    same = "same" if a["tokens"] == b["tokens"] else "ANOTHER"
     table = [(
         f"prefill of {a['prompt_tokens']:,} tokens in {half_budget(s) // MIB} MiB, half of weights "
         "and KV", ">= 85 % of the rate with everything in memory",
@@ -107,7 +107,7 @@ def restore32k(s):
     """The same text from a prefix store, in a new process."""
     cold, warm, p = half(s), restored(s), peer(s)
     first = [r["time_to_first_token_s"] for r in (cold, warm)]
-    same = "same" if cold["tokens"] == warm["tokens"] == whole(s)["tokens"] else "OTHER"
+    same = "same" if cold["tokens"] == warm["tokens"] == whole(s)["tokens"] else "ANOTHER"
     table = [(
         f"{warm['prefix_tokens']:,} of {cold['prompt_tokens']:,} tokens restored from the store in "
         f"{half_budget(s) // MIB} MiB", ">= 20x faster than reading it, same text",
@@ -117,7 +117,7 @@ def restore32k(s):
         table.append((
             "llama-server: the slot restored in a new server", "the peer",
             f"{p['read_s'] / (p['restore_s'] + p['first_s']):.0f}x, "
-            f"{'same' if p['same'] else 'OTHER'} text: first token after "
+            f"{'same' if p['same'] else 'another'} text: first token after "
             f"{p['restore_s'] + p['first_s']:.2f} s ({p['restore_s']:.2f} s of it restoring "
             f"{p['bytes'] / MIB:,.0f} MiB; starting the server {p['start_s']:.1f} s besides) "
             f"against {p['read_s']:.1f} s"))

@@ -13,7 +13,7 @@ Rows (default: all, in this order; lengths are those of --divide 1):
   perplexity  q8 and q4 against f16
   sparse      needles found and time a step where an eighth of the positions is attended
   seeds       published: 61.2 GB held in 45.0, simulated; 71K and 123K positions in equal memory
-  estimate    KV bytes said before a run against memory that the kernel counted, all families
+  estimate    KV bytes said before a run against what the kernel counted, all families
 
 Rows that are measured anew replace those of the same name in today's file; the rest of it stays.
 Each row is written as soon as it is measured, with its own commit, date, command and load.
