@@ -1,6 +1,7 @@
 #include "headrace/session/prefix.h"
 
-#include "headrace/base/system.h"
+#include <utility>
+
 #include "headrace/model/fingerprint.h"
 
 namespace headrace {
@@ -45,13 +46,13 @@ Status SessionPrefix::write_entry(const PrefixEntry& entry) {
 
 Result<int64_t> SessionPrefix::restore(std::span<const int32_t> tokens) {
   HR_CHECK(session_.position() == 0, "a beginning is restored at the beginning");
-  parent_ = store_->root();
-  next_ = from_ = 0;
+  chain_.clear();
   lost_ = false;
-  since_ = monotonic_ns();
-  if (tokens.size() < 2) return 0;
+  counted_ = 0;
+  const auto context = static_cast<size_t>(session_.plan().context);
+  if (tokens.size() < 2 || context < 2) return 0;
   // The last token is computed in any case: its logits are wanted.
-  const PrefixHit hit = store_->lookup(tokens.first(tokens.size() - 1));
+  const PrefixHit hit = store_->lookup(tokens.first(std::min(tokens.size(), context) - 1));
   const Machine& machine = session_.plan().options.machine;
   if (hit.tokens == 0 || !restore_pays(hit, machine.tiers[1].load_bytes_per_s)) return 0;
   int64_t there = 0;
@@ -61,54 +62,77 @@ Result<int64_t> SessionPrefix::restore(std::span<const int32_t> tokens) {
     if (!status.ok() && !session_.failed().ok()) return status;
     if (!status.ok()) break;
     there = entry.first + entry.tokens;
-    if (entry.tokens < kChainTokens) continue;
-    parent_ = entry.hash;
-    next_ = there;
+    if (entry.tokens == kChainTokens) chain_.push_back(entry.hash);
   }
   HR_TRY(session_.set_position(there));
-  from_ = there;
-  since_ = monotonic_ns();
+  counted_ = there;
   return there;
 }
 
+void SessionPrefix::follow(std::span<const int32_t> tokens) {
+  constexpr auto kEntry = static_cast<size_t>(kChainTokens);
+  ChainHash at = store_->root();
+  size_t same = 0;
+  for (; same < chain_.size() && (same + 1) * kEntry <= tokens.size(); ++same) {
+    at = chain_next(at, tokens.subspan(same * kEntry, kEntry));
+    if (at != chain_[same]) break;
+  }
+  if (same == chain_.size()) return;
+  chain_.resize(same);
+  lost_ = false;
+}
+
+void SessionPrefix::count_step() {
+  const int64_t rows = session_.position() - std::exchange(counted_, session_.position());
+  if (rows <= 0 || (rows == 1 && several_rows_)) return;
+  if (rows > 1 && !several_rows_) {
+    several_rows_ = true;
+    step_ns_ = step_tokens_ = 0;
+  }
+  step_ns_ += session_.last_trace().total_ns;
+  step_tokens_ += rows;
+}
+
 Result<bool> SessionPrefix::put(std::span<const int32_t> tokens, int64_t count) {
-  const Nanos took = monotonic_ns() - since_;
-  const double each = session_.position() > from_
-                          ? static_cast<double>(took) / 1e9 /
-                                static_cast<double>(session_.position() - from_)
-                          : 0;
-  const int64_t tile = next_ / kKvTile;
-  const auto entry = tokens.subspan(static_cast<size_t>(next_), static_cast<size_t>(count));
+  const double each = step_tokens_ > 0 ? static_cast<double>(step_ns_) / 1e9 /
+                                             static_cast<double>(step_tokens_)
+                                       : 0;
+  const int64_t tile = next() / kKvTile;
+  const auto entry = tokens.subspan(static_cast<size_t>(next()), static_cast<size_t>(count));
+  const ChainHash parent = chain_.empty() ? store_->root() : chain_.back();
   HR_ASSIGN(const PrefixPut put,
-            store_->put(parent_, next_, entry, each * static_cast<double>(count),
+            store_->put(parent, next(), entry, each * static_cast<double>(count),
                         [&](size_t layer, std::span<std::byte> out) {
                           return session_.read_kv(static_cast<int64_t>(layer), tile,
                                                   tile + count / kKvTile, out);
                         }));
-  return put != PrefixPut::kDropped;
+  if (put == PrefixPut::kDropped) return false;
+  if (count == kChainTokens) chain_.push_back(chain_next(parent, entry));
+  return true;
 }
 
 Status SessionPrefix::keep(std::span<const int32_t> tokens) {
+  count_step();
   const int64_t sealed = sealed_of(tokens);
-  while (!lost_ && next_ + kChainTokens <= sealed) {
-    if (!session_.holds_kv(next_ / kKvTile)) {
-      lost_ = true;
-      break;
-    }
+  if (next() + kChainTokens <= sealed) follow(tokens);
+  while (!lost_ && next() + kChainTokens <= sealed) {
+    lost_ = !session_.holds_kv(next() / kKvTile);
+    if (lost_) break;
     HR_ASSIGN(const bool taken, put(tokens, kChainTokens));
     if (!taken) break;  // the next call tries again
-    parent_ = chain_next(parent_, tokens.subspan(static_cast<size_t>(next_), kChainTokens));
-    next_ += kChainTokens;
   }
   return {};
 }
 
 Status SessionPrefix::finish(std::span<const int32_t> tokens) {
-  HR_TRY(keep(tokens));
-  (void)store_->flush();  // room for what was not taken; stats() say why nothing is written
-  HR_TRY(keep(tokens));
-  const int64_t rest = sealed_of(tokens) - next_;
-  if (!lost_ && rest > 0 && rest < kChainTokens && session_.holds_kv(next_ / kKvTile)) {
+  follow(tokens);
+  for (int64_t before = -1; before != next();) {
+    before = next();
+    (void)store_->flush();  // room for what was not taken; stats() say why nothing is written
+    HR_TRY(keep(tokens));
+  }
+  const int64_t rest = sealed_of(tokens) - next();
+  if (!lost_ && rest > 0 && rest < kChainTokens && session_.holds_kv(next() / kKvTile)) {
     HR_TRY(put(tokens, rest).status());
   }
   (void)store_->flush();

@@ -5,6 +5,8 @@
 //   1. A restored session gives the same logits, bit for bit, as one that computed everything.
 //   2. The store is never waited for but in finish(), and what it cannot take or give is computed.
 //   3. Restores only what is predicted to be faster read than computed.
+//   4. A session may go back and on another way between calls: entries are of the tokens that it
+//      holds now.
 // Not thread-safe, but for the store itself.
 #pragma once
 
@@ -33,11 +35,12 @@ class SessionPrefix {
   static Result<std::unique_ptr<SessionPrefix>> open(const Model& model, Session& session,
                                                      const PrefixSettings& settings);
 
-  // Brings the longest known beginning of `tokens`, but for the last token, into the session, which is
-  // at position 0; returns how many positions that are.
+  // Brings the longest known beginning of `tokens`, but for the last token and what the context has
+  // no room for, into the session, which is at position 0; returns how many positions that are.
   Result<int64_t> restore(std::span<const int32_t> tokens);
   // Hands on what the session has sealed of `tokens`, those it holds, since the last call. To be
-  // called after each step: a layer with a window keeps its past for a while only.
+  // called after each step: a layer with a window keeps its past for a while only, and what entries
+  // save is measured by what steps take.
   Status keep(std::span<const int32_t> tokens);
   // The same for the end of a text, down to 64 tokens, and waits until all is written.
   Status finish(std::span<const int32_t> tokens);
@@ -46,22 +49,30 @@ class SessionPrefix {
 
  private:
   SessionPrefix(Session& session, std::unique_ptr<PrefixStore> store)
-      : session_(session), store_(std::move(store)), parent_(store_->root()) {}
+      : session_(session), store_(std::move(store)) {}
+  // Position of the next whole entry.
+  int64_t next() const { return static_cast<int64_t>(chain_.size()) * kChainTokens; }
   // Positions of `tokens` that the session holds in sealed tiles.
   int64_t sealed_of(std::span<const int32_t> tokens) const {
     return round_down(std::min(session_.position(), static_cast<int64_t>(tokens.size())), kKvTile);
   }
-  // An entry of `count` tokens at next_. False: the store did not take it.
+  // Forgets entries that `tokens` do not begin with.
+  void follow(std::span<const int32_t> tokens);
+  // Counts the step that was taken since the last call.
+  void count_step();
+  // An entry of `count` tokens at next(). False: the store did not take it.
   Result<bool> put(std::span<const int32_t> tokens, int64_t count);
   Status write_entry(const PrefixEntry& entry);
 
   Session& session_;
   std::unique_ptr<PrefixStore> store_;
-  ChainHash parent_;       // of the entry at next_
-  int64_t next_ = 0;       // position of the next whole entry
-  bool lost_ = false;      // what the next entry needs is gone
-  Nanos since_ = 0;        // when position `from_` was reached
-  int64_t from_ = 0;
+  std::vector<ChainHash> chain_;  // of the whole entries that were handed on or restored
+  bool lost_ = false;             // what the next entry needs is gone
+  // What a step took: of steps of several rows, of decode steps where there were no others.
+  int64_t counted_ = 0;  // position that was reached by then
+  bool several_rows_ = false;
+  Nanos step_ns_ = 0;
+  int64_t step_tokens_ = 0;
 };
 
 }  // namespace headrace
