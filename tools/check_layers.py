@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ORDER = ["base", "ir", "cost", "tier", "kernel", "model", "sim", "plan", "run", "kv",
-         "report", "session", "train", "serve", "tools"]
+         "report", "snapshot", "session", "train", "serve", "tools"]
 # Stricter than the order: what a folder must not see although it lies to its left.
 FORBIDDEN = {
     "sim": {"tier", "kernel", "model"},

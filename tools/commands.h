@@ -27,5 +27,6 @@ void add_inspect(CLI::App& app, Action* action);
 void add_probe(CLI::App& app, Action* action);
 void add_export(CLI::App& app, Action* action);
 void add_kv(CLI::App& app, Action* action);
+void add_doctor(CLI::App& app, Action* action);
 
 }  // namespace headrace::cli

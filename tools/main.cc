@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   headrace::cli::add_probe(app, &action);
   headrace::cli::add_export(app, &action);
   headrace::cli::add_kv(app, &action);
+  headrace::cli::add_doctor(app, &action);
   if (unknown_verb(app, argc, argv)) return usage;
   if (argc < 2) {
     headrace::cli::notice("a verb is missing: %s (headrace --help)", kVerbs);
