@@ -4,8 +4,9 @@
 #              128 MiB and a few minutes, and writes like them
 # make check   install what is needed, build, run every test; without a network the tests
 #              that need a real model are skipped by name
+# make openai  the official Python client into .cache/openai, for the server's tests
 # make build   build/release/headrace; installs nothing, names what is missing
-# make soak    the long tests
+# make soak    the long tests, an hour
 # make asan    the tests under address and undefined-behaviour sanitizers
 # make tsan    the tests under the thread sanitizer
 # make bench   the table of bench/README.md (fetches models, builds the peer; takes hours)
@@ -15,15 +16,18 @@ MODELS   ?= .cache/models
 DEMO_MODEL = $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 LARGE_MODEL = $(MODELS)/llama-4.5b-q8_0.gguf
 JOBS     ?= $(shell nproc)
-TEST_ENV  = HEADRACE_MODELS=$(abspath $(MODELS))
+OPENAI   ?= .cache/openai
+TEST_ENV  = HEADRACE_MODELS=$(abspath $(MODELS)) HEADRACE_OPENAI=$(abspath $(OPENAI))
 CONFIGURE = cmake -S . -G Ninja -DCMAKE_BUILD_TYPE=Release
 TEST      = $(TEST_ENV) ctest --output-on-failure
 
 # Best effort: what is not there is skipped by name where it is needed.
 TRY_MODELS = $(MAKE) --no-print-directory models || \
   echo "no model could be fetched: tests that need one are skipped"
+TRY_OPENAI = $(MAKE) --no-print-directory openai || \
+  echo "the openai package could not be fetched: its tests are skipped"
 
-.PHONY: demo train check build setup models soak asan tsan bench clean
+.PHONY: demo train check build setup models openai soak asan tsan bench clean
 
 build:
 	@tools/setup.sh --check
@@ -35,6 +39,12 @@ setup:
 
 models:
 	@python3 bench/fetch_models.py --into $(MODELS) smollm2
+
+# Into a folder of its own: needs no rights and changes no other Python.
+openai:
+	@PYTHONPATH=$(OPENAI) python3 -c 'import openai' 2>/dev/null || \
+	  python3 -m pip -q install --no-warn-conflicts --upgrade --target $(OPENAI) \
+	  openai==3.57.0
 
 demo: setup
 	$(MAKE) --no-print-directory build models
@@ -51,6 +61,7 @@ train: setup
 
 check: setup
 	@$(TRY_MODELS)
+	@$(TRY_OPENAI)
 	$(CONFIGURE) -B $(BUILD)
 	cmake --build $(BUILD) -j $(JOBS)
 	$(TEST) --test-dir $(BUILD) -LE soak -j $(JOBS)
@@ -64,6 +75,7 @@ soak: check
 asan: export ASAN_OPTIONS = quarantine_size_mb=0:thread_local_quarantine_size_kb=0
 asan tsan: setup
 	@$(TRY_MODELS)
+	@$(TRY_OPENAI)
 	$(CONFIGURE) -B build/$@ -DHEADRACE_SANITIZE=$(if $(filter asan,$@),address,thread)
 	cmake --build build/$@ -j $(JOBS)
 	$(TEST) --test-dir build/$@ -LE "soak|memory" -j $(JOBS)

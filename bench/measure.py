@@ -172,7 +172,7 @@ class Sampler(threading.Thread):
         count = 0
         while not self.stopped.is_set():
             status = proc_fields(f"/proc/{self.pid}/status",
-                             ("VmHWM", "RssAnon", "RssShmem", "VmSwap", "VmPTE"))
+                                 ("VmHWM", "RssAnon", "RssShmem", "VmSwap", "VmPTE"))
             self.peak_rss = max(self.peak_rss, status.get("VmHWM", 0))
             private = sum(status.get(k, 0) for k in ("RssAnon", "RssShmem", "VmSwap"))
             self.peak_private = max(self.peak_private, private)

@@ -7,11 +7,13 @@ import os
 import pathlib
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE.parent))
 import measure  # noqa: E402
 from client import fetch  # noqa: E402
@@ -138,3 +140,34 @@ def peer(folder, model, *, places, context, flags=("-t", "2"), **server):
     return Server(lambda port: [pathlib.Path(folder) / "bin" / "llama-server", "-m", model,
                                 "--port", port, "-np", places, "-c", places * context,
                                 "--cache-ram", 0, *flags], **server)
+
+
+REAL_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TINY_MODEL = ROOT / "tests" / "data" / "models" / "llama.gguf"
+TINY_TEMPLATE = ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+                 "{% if add_generation_prompt %}assistant:{% endif %}")
+
+
+def model_for_tests(folder):
+    """The real model where HEADRACE_MODELS names a folder that has it; otherwise a tiny one,
+    written into `folder`: that of the tests' data with a chat template."""
+    real = pathlib.Path(os.environ.get("HEADRACE_MODELS", "")) / REAL_MODEL
+    if "HEADRACE_MODELS" in os.environ and real.exists():
+        return real
+    path = pathlib.Path(folder) / "tiny.gguf"
+    path.write_bytes(with_template(TINY_MODEL.read_bytes(), TINY_TEMPLATE))
+    return path
+
+
+def with_template(gguf, template):
+    """The bytes of a GGUF file with one pair more, in front of the others (GGUF
+    specification, version 3). The pair is a multiple of 32 bytes long, so that the tensors,
+    which begin at such multiples, need not be moved; the template ends in a comment that
+    makes it so."""
+    key = b"tokenizer.chat_template"
+    magic, version, tensors, pairs = struct.unpack_from("<4sIQQ", gguf)
+    fixed = 8 + len(key) + 4 + 8
+    text = template.encode() + b"{#"
+    text += b" " * (-(fixed + len(text) + 2) % 32) + b"#}"
+    pair = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(text)) + text
+    return struct.pack("<4sIQQ", magic, version, tensors, pairs + 1) + pair + gguf[24:]
