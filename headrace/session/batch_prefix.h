@@ -8,6 +8,8 @@
 
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "headrace/kv/prefix_store.h"
 #include "headrace/session/batch_session.h"
@@ -20,26 +22,28 @@ class BatchPrefix {
   // Borrows the session. kUsage when its blocks are not 256 tokens; errors of PrefixStore::open.
   static Result<std::unique_ptr<BatchPrefix>> open(const Model& model, BatchSession& session,
                                                    const PrefixSettings& settings);
+
   // Appends to `sequence` (whole blocks, which hold the beginning of `tokens`) those blocks of
-  // `tokens` that the store has, but never the last token. Returns positions held now. kDoesNotFit:
-  // no blocks free (the sequence keeps what it has).
+  // `tokens` that the store has, but never the last token, where that pays. Returns positions held
+  // now. What cannot be read, or has no block free, ends it. kUsage: not whole blocks.
   Result<int64_t> restore(KvSequence sequence, std::span<const int32_t> tokens);
   // Hands on blocks of `sequence` that have become whole since the last call for it. `tokens`: all
-  // of them so far. `seconds_per_token`: what computing costs.
+  // of them so far, those that the sequence holds first. `seconds_per_token`: what computing costs.
+  // What the store has no room for now is tried again by the next call.
   Status keep(KvSequence sequence, std::span<const int32_t> tokens, double seconds_per_token);
-  void forget(KvSequence sequence);  // it is closed
+  void forget(KvSequence sequence) { kept_.erase(sequence.value); }  // it is closed
+  // Waits until all is written. kIo: writing has ended; says why.
   Status flush() { return store_->flush(); }
   PrefixStats stats() const { return store_->stats(); }
 
  private:
-  BatchPrefix(BatchSession& session, std::unique_ptr<PrefixStore> store);
-  struct Kept {
-    ChainHash parent;
-    int64_t blocks = 0;
-  };
+  BatchPrefix(BatchSession& session, std::unique_ptr<PrefixStore> store)
+      : session_(session), store_(std::move(store)) {}
+
   BatchSession& session_;
   std::unique_ptr<PrefixStore> store_;
-  std::map<KvSequence, Kept> kept_;
+  // By sequence: chain hashes of the blocks that were handed on, or restored.
+  std::map<int32_t, std::vector<ChainHash>> kept_;
 };
 
 }  // namespace headrace

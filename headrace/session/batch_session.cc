@@ -1,7 +1,6 @@
 #include "headrace/session/batch_session.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "headrace/session/open_tiers.h"
@@ -229,17 +228,19 @@ std::span<std::byte> BatchSession::pool(int64_t layer, int32_t block) const {
                               static_cast<size_t>(plane.item_bytes));
 }
 
-Status BatchSession::visit_block(
-    KvSequence s, int64_t g,
-    const std::function<Status(int64_t layer, std::span<const std::byte>)>& visit) {
+Status BatchSession::read_block(KvSequence s, int64_t g, int64_t layer, std::span<std::byte> out) {
   if (g < 0 || (g + 1) * plan_.options.block_tokens > cache_->length(s)) {
     return error(Code::kUsage, "sequence %d has no whole block %lld", s.value,
                  static_cast<long long>(g));
   }
-  HR_TRY(cache_->fetch(s, g));
-  for (int64_t layer = 0; layer < model_.config.layers; ++layer) {
-    HR_TRY(visit(layer, pool(layer, cache_->device_block(s, g))));
+  if (layer < 0 || layer >= model_.config.layers ||
+      static_cast<Bytes>(out.size()) != planes_[0].item_bytes) {
+    return error(Code::kUsage, "%zu bytes of layer %lld of a block", out.size(),
+                 static_cast<long long>(layer));
   }
+  HR_TRY(cache_->fetch(s, g));
+  const std::span<const std::byte> part = pool(layer, cache_->device_block(s, g));
+  std::copy(part.begin(), part.end(), out.begin());
   return {};
 }
 
@@ -248,15 +249,15 @@ Status BatchSession::read_block(KvSequence s, int64_t g, std::span<std::byte> ou
     return error(Code::kUsage, "%zu bytes for a block of %lld", out.size(),
                  static_cast<long long>(plan_.block_bytes));
   }
-  return visit_block(s, g, [&](int64_t layer, std::span<const std::byte> part) -> Status {
-    std::memcpy(out.data() + static_cast<size_t>(layer) * part.size(), part.data(), part.size());
-    return {};
-  });
+  const auto width = static_cast<size_t>(planes_[0].item_bytes);
+  for (size_t layer = 0; layer < planes_.size(); ++layer) {
+    HR_TRY(read_block(s, g, static_cast<int64_t>(layer), out.subspan(layer * width, width)));
+  }
+  return {};
 }
 
-Status BatchSession::append_block(
-    KvSequence s, std::span<const int32_t> tokens,
-    const std::function<Status(int64_t layer, std::span<std::byte> out)>& fill) {
+Status BatchSession::append_block(KvSequence s, std::span<const int32_t> tokens,
+                                  const std::function<Status(const BlockPart& part)>& fill) {
   const int64_t width = plan_.options.block_tokens, length = cache_->length(s);
   if (static_cast<int64_t>(tokens.size()) != width || length < 0 || length % width != 0 ||
       length + width > plan_.options.context) {
@@ -270,9 +271,7 @@ Status BatchSession::append_block(
   if (status.ok()) {
     const int64_t at = cache_->place(s) * plan_.blocks_a_sequence + length / width;
     const int32_t block = rows.blocks[static_cast<size_t>(at)];
-    for (int64_t layer = 0; layer < model_.config.layers && status.ok(); ++layer) {
-      status = fill(layer, pool(layer, block));
-    }
+    status = fill([&](int64_t layer) { return pool(layer, block); });
   }
   status.ok() ? cache_->commit() : cache_->abandon(false);
   return status;

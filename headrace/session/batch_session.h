@@ -80,15 +80,15 @@ class BatchSession {
   // it is not whole, kDoesNotFit when there is no room for it in memory now; else why it did not
   // come back from the disk.
   Status read_block(KvSequence s, int64_t g, std::span<std::byte> out);
-  // The same, layer by layer, where it lies: valid during the calls.
-  Status visit_block(KvSequence s, int64_t g,
-                     const std::function<Status(int64_t layer, std::span<const std::byte>)>& visit);
+  // One layer's part of it, [tiles, kv_tile_bytes].
+  Status read_block(KvSequence s, int64_t g, int64_t layer, std::span<std::byte> out);
   // Appends a whole block to a sequence of whole blocks, as a step with these tokens would have.
-  // `fill` writes one layer's part ([tiles, kv_tile_bytes]) of it; an error of it is returned, and
-  // nothing has changed. kUsage: not a block, not whole blocks before it, or the context would be
-  // full; kDoesNotFit: no block is free.
+  // `fill` is called once and writes all of it: part(layer) is where [tiles, kv_tile_bytes] of one
+  // layer go. An error of it is returned, and nothing has changed. kUsage: not a block, not whole
+  // blocks before it, or the context has no room; kDoesNotFit: no block is free.
+  using BlockPart = std::function<std::span<std::byte>(int64_t layer)>;
   Status append_block(KvSequence s, std::span<const int32_t> tokens,
-                      const std::function<Status(int64_t layer, std::span<std::byte> out)>& fill);
+                      const std::function<Status(const BlockPart& part)>& fill);
 
   const BatchPlan& plan() const { return plan_; }
   const BlockCache& cache() const { return *cache_; }
