@@ -18,6 +18,27 @@ Result<HfTokenizer> text_of_gguf(ModelFile& file) {
   return out;
 }
 
+ChatOptions chat_options(const Model& model, bool add_generation_prompt) {
+  ChatOptions chat;
+  chat.add_generation_prompt = add_generation_prompt;
+  chat.bos_token = model.bos_token;
+  chat.eos_token = model.eos_token;
+  return chat;
+}
+
+Result<std::vector<int32_t>> encode_rendered(const Model& model,
+                                             const Result<std::vector<TextPiece>>& rendered) {
+  if (!rendered.ok()) return rendered.status().within("chat template");
+  const std::vector<TextPiece>& pieces = *rendered;
+  EncodeOptions encode;
+  encode.parse_special = true;
+  // Most templates write the first token themselves; where one does not, it is added.
+  const std::string& bos = model.bos_token;
+  const bool written = !pieces.empty() && !bos.empty() && pieces[0].text.rfind(bos, 0) == 0;
+  encode.add_bos = model.tokenizer.add_bos() && !written;
+  return model.tokenizer.encode(pieces, encode);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const std::string& path) {
@@ -43,20 +64,14 @@ Result<std::vector<int32_t>> encode_chat(const Model& model,
   if (model.chat_template.empty()) {
     return error(Code::kUsage, "this model has no chat template; give it plain text");
   }
-  ChatOptions chat;
-  chat.add_generation_prompt = add_generation_prompt;
-  chat.bos_token = model.bos_token;
-  chat.eos_token = model.eos_token;
-  auto rendered = render_chat(model.chat_template, messages, chat);
-  if (!rendered.ok()) return rendered.status().within("chat template");
-  const std::vector<TextPiece>& pieces = *rendered;
-  EncodeOptions encode;
-  encode.parse_special = true;
-  // Most templates write the first token themselves; where one does not, it is added.
-  const std::string& bos = model.bos_token;
-  const bool written = !pieces.empty() && !bos.empty() && pieces[0].text.rfind(bos, 0) == 0;
-  encode.add_bos = model.tokenizer.add_bos() && !written;
-  return model.tokenizer.encode(pieces, encode);
+  return encode_rendered(model, render_chat(model.chat_template, messages,
+                                            chat_options(model, add_generation_prompt)));
+}
+
+Result<std::vector<int32_t>> encode_chat_json(const Model& model, const ChatTemplate& chat_template,
+                                              std::string_view messages_json) {
+  return encode_rendered(model,
+                         chat_template.render_json(messages_json, chat_options(model, true)));
 }
 
 }  // namespace headrace

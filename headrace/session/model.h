@@ -30,5 +30,9 @@ Result<std::unique_ptr<Model>> load_model(const std::string& path);
 Result<std::vector<int32_t>> encode_chat(const Model& model,
                                          const std::vector<ChatMessage>& messages,
                                          bool add_generation_prompt = true);
+// The same, ready for the assistant's answer, with the model's template parsed before and the
+// messages as a JSON array of objects.
+Result<std::vector<int32_t>> encode_chat_json(const Model& model, const ChatTemplate& chat_template,
+                                              std::string_view messages_json);
 
 }  // namespace headrace
