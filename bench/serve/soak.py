@@ -92,7 +92,8 @@ def malformed():
         return (name, "POST", "/v1/completions", body, {}, statuses)
     return [
         raw("not JSON", b"{"), raw("empty body", b""), raw("an array", b"[]"),
-        raw("deep nesting", b"[" * 100000), raw("deep objects", b'{"a":' * 50000),
+        raw("deep nesting", b"[" * 100000, (400, 413)),
+        raw("deep objects", b'{"a":' * 50000, (400, 413)),
         raw("invalid UTF-8", b'{"prompt": "\xff\xfe", "max_tokens": 4}'),
         raw("a lone surrogate", b'{"prompt": "\\ud800", "max_tokens": 4}'),
         raw("NaN", b'{"prompt": "a", "temperature": NaN}'),
