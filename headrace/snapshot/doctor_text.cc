@@ -48,8 +48,8 @@ std::string answer_text(const ReplayAnswer& a, const TextStyle& style) {
          "\n" +
          wrapped(text_of("instead of %s: the recorded trace planned for %s, with %s stored and "
                          "loaded a step; below %s nothing fits. A snapshot does not say when "
-                         "buffers are used: each counts as used when it is made, for the %d allocations after "
-                         "that, and last before it is freed.",
+                         "buffers are used: each counts as used when it is made, for the %d "
+                         "allocations after that, and last before it is freed.",
                          human_bytes(f.unlimited_bytes).c_str(), a.machine.c_str(),
                          human_bytes(f.moved_bytes).c_str(), human_bytes(f.least).c_str(),
                          kSettleOps),
