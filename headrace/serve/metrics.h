@@ -13,8 +13,8 @@ namespace headrace {
 // Fixed upper bounds in seconds, 1 ms to 100 s; the last bucket has no bound.
 class Histogram {
  public:
-  static constexpr std::array<double, 16> kBounds = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
-                                                     0.5,   1,     2,     5,    10,   20,   50,  100};
+  static constexpr std::array<double, 16> kBounds = {
+      0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100};
   void add(double seconds);
   const std::array<int64_t, kBounds.size() + 1>& counts() const { return counts_; }
   int64_t count() const { return count_; }
