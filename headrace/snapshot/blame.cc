@@ -74,7 +74,7 @@ std::string blame(const MemorySnapshot& snapshot, int32_t stack) {
     constexpr std::string_view kNode = "torch::autograd::generated::";
     const std::string& name = snapshot.frames[static_cast<size_t>(number)].name;
     if (name.starts_with(kNode)) {
-      return name.substr(kNode.size(), name.find("::", kNode.size()) - kNode.size());
+      return name.substr(kNode.size(), name.find_first_of("_:(", kNode.size()) - kNode.size());
     }
     if (has(name, "AccumulateGrad")) return "AccumulateGrad";
   }
