@@ -3,7 +3,7 @@
 
 usage: bench/kv/fetch_text.py [--into FOLDER]
 
-The text is the Jargon File 4.4.7 (public domain) as the Debian package jargon-text ships it: 1.7 MB,
+The text is the Jargon File 4.4.7 (public domain) as the Debian package jargon-text has it: 1.7 MB,
 some 405,000 tokens of SmolLM2. FOLDER defaults to .cache/texts in the repository. The package is
 downloaded by name with apt-get (no root needed) and unpacked here, not installed; an installed
 one is used as it is. The file is checked against the SHA-256 pinned here and appears whole or

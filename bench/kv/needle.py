@@ -16,9 +16,9 @@ Keys lie in the channels that the rotary embedding turns least (base 1e12: by 3e
 so a needle scores 40 wherever it is, hay at most 12, and e^40 outweighs 32,768 e^12 by 2e7.
 
 `check` asks for needles at seeded depths and says how many answers are right. Options after "--"
-go to `headrace run` (--memory, --kv q8, --kv-sparse 4096). Prompts are read exactly and only decode steps
-select, so with --kv-sparse the question has to be a step of its own: --positions 1 + a multiple of
-the chunk (512), e.g. 4097,32257. Exit codes: 0 all right, 1 not, 2 usage.
+go to `headrace run` (--memory, --kv q8, --kv-sparse 4096). Prompts are read exactly and only decode
+steps select, so with --kv-sparse the question has to be a step of its own: --positions 1 + a
+multiple of the chunk (512), e.g. 4097,32257. Exit codes: 0 all right, 1 not, 2 usage.
 Needs numpy.
 """
 import argparse
