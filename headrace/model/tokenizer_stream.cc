@@ -17,8 +17,9 @@ size_t broken_length(std::string_view bytes) {
   return 1;
 }
 
-// Moves what is decided from the front of `held` to the result; `all`: everything is.
-std::string drain(std::string* held, bool all) {
+}  // namespace
+
+std::string take_utf8(std::string* held, bool all) {
   std::string out;
   std::string_view rest = *held;
   while (!rest.empty()) {
@@ -29,11 +30,9 @@ std::string drain(std::string* held, bool all) {
     out += kReplacement;
     rest.remove_prefix(broken_length(rest));
   }
-  *held = std::string(rest);
+  held->erase(0, held->size() - rest.size());
   return out;
 }
-
-}  // namespace
 
 StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, const StreamOptions& options)
     : tokenizer_(&tokenizer), options_(options) {}
@@ -47,17 +46,17 @@ std::string StreamDecoder::push(int32_t id) {
       bytes.erase(0, 1);
   }
   held_ += bytes;
-  return drain(&held_, false);
+  return take_utf8(&held_, false);
 }
 
 std::string StreamDecoder::finish() {
   at_start_ = true;
-  return drain(&held_, true);
+  return take_utf8(&held_, true);
 }
 
 std::string valid_utf8(std::string_view bytes) {
   std::string held(bytes);
-  return drain(&held, true);
+  return take_utf8(&held, true);
 }
 
 }  // namespace headrace

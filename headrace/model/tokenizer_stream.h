@@ -41,6 +41,10 @@ class StreamDecoder {
   std::string held_;
 };
 
+// Moves from the front of `held` what is decided: whole characters, and U+FFFD for every maximal
+// broken part. What may become a character with more bytes stays, unless no more come (`all`).
+std::string take_utf8(std::string* held, bool all);
+
 // `bytes` with every maximal broken part replaced by U+FFFD.
 std::string valid_utf8(std::string_view bytes);
 

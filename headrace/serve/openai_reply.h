@@ -46,7 +46,8 @@ std::vector<TokenLogprobs> logprobs_of(const Emitted& emitted, const Tokenizer& 
 // starts with the length of an echoed prompt.
 class TextOffset {
  public:
-  explicit TextOffset(std::string_view echoed = {}) { next(echoed); }
+  TextOffset() = default;
+  explicit TextOffset(std::string_view echoed) { next(echoed); }
   // The place of a token with these bytes: of the character that its first byte belongs to.
   int64_t next(std::string_view bytes);
 

@@ -50,9 +50,10 @@ class StopText {
   void give_out(size_t bytes, bool all, std::string* text);
 
   std::vector<Pattern> patterns_;
-  std::string held_;               // pushed and not out
-  int64_t pushed_ = 0;             // bytes
-  std::deque<int64_t> token_ends_; // of tokens that are not out, in bytes pushed
+  std::string held_;                // pushed and not out
+  int64_t pushed_ = 0;              // bytes
+  std::deque<int64_t> token_ends_;  // of tokens that are not out, in bytes pushed
+  int64_t last_end_ = 0;            // of the last one that is
   int64_t tokens_out_ = 0;
   bool stopped_ = false;
 };
