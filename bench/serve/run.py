@@ -278,8 +278,8 @@ def lookup(s):
             once(off, rates[1])
         metrics = on.metrics()
     gain = ratio(median(rates[0], "tokens_per_s"), median(rates[1], "tokens_per_s"))
-    drafted = client.metric(metrics, "headrace_drafted_tokens_total")
-    accepted = client.metric(metrics, "headrace_accepted_tokens_total")
+    drafted = client.metric(metrics, "headrace_draft_tokens_total")
+    accepted = client.metric(metrics, "headrace_draft_accepted_total")
     return {"table": [LOAD_HEAD, load_cells(f"--speculate {s.size['drafts']}", rates[0]),
                       load_cells("--speculate 0", rates[1])],
             "remarks": [f"with drafts against without: {verdict(gain, 2)}",

@@ -124,9 +124,9 @@ class Server:
 def headrace(binary, model, memory, *, threads=2, context=None, places=None,
              speculate=None, prefix_store=None, kv_folder=None, extra=(), **server):
     """Headrace's server in a budget of `memory` bytes, said in MiB, rounded down."""
-    options = {"--threads": threads, "--context": context, "--places": places,
+    options = {"--threads": threads, "--context": context, "--parallel": places,
                "--speculate": speculate, "--prefix-store": prefix_store,
-               "--kv-folder": kv_folder}
+               "--kv-dir": kv_folder}
     words = [word for name, value in options.items() if value is not None
              for word in (name, value)]
     return Server(lambda port: [binary, "serve", model, "--memory",

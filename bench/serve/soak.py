@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Soaks `headrace serve` in good, rude and broken requests; says what it held.
 
-  bench/serve/soak.py [--headrace FILE] [--model FILE] [--memory 192MiB] [--requests 10000]
+  bench/serve/soak.py [--headrace FILE] [--model FILE] [--memory 448MiB] [--requests 10000]
                       [--minutes 30] [--clients 24] [--idle 1000] [--seed 1] [--json FILE]
-  bench/serve/soak.py --quick          300 requests as fast as they go, 200 idle connections
+  bench/serve/soak.py --quick          300 requests as fast as they go, 200 idle connections,
+                                       192 MiB (weights are streamed)
 
 Checks; any that fails is listed, and the exit code is 1:
   1. Every request ends with an answer or an error of OpenAI's shape and the expected status.
@@ -41,6 +42,10 @@ from programs import WORDS  # noqa: E402
 
 MIB, KIB = 1 << 20, 1 << 10
 CONTEXT = 1024
+COUNTERS = ("generated_tokens_total", "prompt_tokens_total", "cached_tokens_total",
+            "preemptions_total", "prefix_store_hits_total", "draft_tokens_total",
+            "draft_accepted_total", "step_failures_total", "http_requests_total",
+            "http_timeouts_total")
 PATIENCE_S = 600    # that a request may take before it counts as lost
 WAIT = (429, 503)   # typed answers that ask to come again
 BODY_LIMIT = 8 * MIB
@@ -359,17 +364,20 @@ class Soak:
     async def settle(self, files):
         """Nothing runs, nothing is left open, and the next answer is right."""
         until = time.monotonic() + 60
-        busy = None
+        busy, text = None, ""
         while time.monotonic() < until:
-            text = (await self.ask("GET", "/metrics", None)).body.decode()
-            busy = [client.metric(text, f"headrace_{n}") for n in ("running", "waiting")]
-            if busy == [0, 0] and open_files(self.server.pid) <= files:
+            answer = await self.ask("GET", "/metrics", None)
+            text = answer.body.decode() if answer else ""
+            busy = [client.metric(text, f"headrace_{n}")
+                    for n in ("choices_running", "choices_preempted", "jobs_waiting")]
+            if busy == [0, 0, 0] and open_files(self.server.pid) <= files:
                 break
             await asyncio.sleep(0.5)
         else:
-            self.fail(f"60 s after the end: running and waiting {busy}, open files "
+            self.fail(f"60 s after the end: running, preempted, waiting {busy}, open files "
                       f"{open_files(self.server.pid)} (before: {files})")
         await self.answered(self.questions[0])
+        return text
 
     async def drain(self):
         """SIGTERM in the middle of a stream: it ends whole."""
@@ -441,7 +449,8 @@ def soak_server(o, server):
         files = open_files(server.pid)
         facts["seconds"] = asyncio.run(s.drive())
         if server.alive():
-            asyncio.run(s.settle(files))
+            text = asyncio.run(s.settle(files))
+            facts["metrics"] = {name: client.metric(text, f"headrace_{name}") for name in COUNTERS}
             facts["VmHWM"] = server.memory().get("VmHWM", 0)
             asyncio.run(s.drain())
     result = server.end()
@@ -473,6 +482,8 @@ def table(facts):
         ["seconds", f"{facts.get('seconds', 0):.0f}"],
         ["peak RSS / budget, MiB", f"{facts['peak_rss'] / MIB:.2f} / {facts['budget'] / MIB:.0f}"],
         ["RSS slope after warm-up, KiB a minute", f"{facts['slope_bytes_per_min'] / KIB:.2f}"],
+        ["counted by the server", ", ".join(f"{name} {value:.0f}" for name, value in
+                                            facts.get("metrics", {}).items() if value)],
         ["slowest /health, ms", f"{worst * 1e3:.0f}" if worst is not None else "-"],
         ["failures", len(facts["failures"])],
     ]
@@ -491,7 +502,8 @@ def options_of(argv):
     p.add_argument("--headrace", default=str(ROOT / "build/release/headrace"))
     p.add_argument("--model", help="default: the 135M model in the folder HEADRACE_MODELS, else a "
                                    "tiny one")
-    p.add_argument("--memory", type=mib_of, default=192, help="as 192MiB")
+    p.add_argument("--memory", type=mib_of, help="as 448MiB, from which on a server keeps 1,000 idle "
+                                              "connections; --quick: 192MiB")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--requests", type=int, default=10000)
     p.add_argument("--minutes", type=float, default=30, help="0: as fast as they go")
@@ -505,6 +517,7 @@ def options_of(argv):
     p.add_argument("--quick", action="store_true")
     p.add_argument("extra", nargs="*", help="after --: more options for the server")
     o = p.parse_args([str(word) for word in argv])
+    o.memory = o.memory or (192 if o.quick else 448)
     if o.quick:
         o.requests, o.minutes, o.idle, o.burst = 300, 0, 200, 60
     return o
