@@ -138,7 +138,7 @@ std::string cached_machine_path() {
   return std::string(home) + "/.cache/headrace/machine.json";
 }
 
-void add_budget_options(CLI::App& verb, BudgetOptions* o) {
+void add_process_options(CLI::App& verb, BudgetOptions* o) {
   verb.add_option("model", o->model,
                   "GGUF file (any part of a split one) or Hugging Face folder")
       ->required();
@@ -150,23 +150,27 @@ void add_budget_options(CLI::App& verb, BudgetOptions* o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   verb.add_option("--threads", o->threads, "Worker threads (default: every CPU)")
       ->check(CLI::Range(1, 1024));
-  verb.add_option("--chunk", o->chunk,
-                  "Prompt tokens a step (default: chosen by the planner)")
-      ->check(CLI::Range(int64_t{1}, int64_t{8192}));
   verb.add_option("--kv", o->kv,
                   "How keys and values of past tokens are held: f16, bf16, q8, q4")
       ->capture_default_str();
   verb.add_option("--kv-dir", o->kv_folder,
                   "Folder on a disk for keys and values that do not fit the budget (default: "
                   "$TMPDIR, /var/tmp or the current one; none: they stay in memory)");
+  verb.add_option(
+      "--machine", o->machine_file,
+      "Rates of this machine, from `headrace probe` (default: the last probe's)");
+}
+
+void add_budget_options(CLI::App& verb, BudgetOptions* o) {
+  add_process_options(verb, o);
+  verb.add_option("--chunk", o->chunk,
+                  "Prompt tokens a step (default: chosen by the planner)")
+      ->check(CLI::Range(int64_t{1}, int64_t{8192}));
   verb.add_option("--kv-sparse", o->sparse_tokens,
                   "An approximation: each decoded token attends N positions of the past, chosen by "
                   "bounds of their keys, and loads no others (0: attend all, exactly)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str();
-  verb.add_option(
-      "--machine", o->machine_file,
-      "Rates of this machine, from `headrace probe` (default: the last probe's)");
 }
 
 Result<Setup> read_setup(const BudgetOptions& o) {

@@ -21,6 +21,8 @@ struct BudgetOptions {
   int64_t sparse_tokens = 0;  // 0: all of the past is attended
 };
 void add_budget_options(CLI::App& verb, BudgetOptions* options);
+// Those of them that make sense whoever shares the model: all but --chunk and --kv-sparse.
+void add_process_options(CLI::App& verb, BudgetOptions* options);
 
 // Library options, and for people where their numbers come from.
 struct Setup {

@@ -121,6 +121,7 @@ class Process {
     });
   }
   void send(int signal) const { ::kill(pid_, signal); }
+  pid_t pid() const { return pid_; }
   // What a person types at the terminal; "\x03" is Ctrl-C, "\x04" Ctrl-D.
   void type(const std::string& keys) const {
     const ssize_t n = ::write(terminal_, keys.data(), keys.size());
