@@ -2,11 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
-#include "headrace/serve/server.h"
-#include "headrace/serve/server_answer.h"
-
 namespace headrace {
 namespace {
 
@@ -33,37 +28,6 @@ TEST(ServerNumbers, MetricsEndWithTheSockets) {
   EXPECT_NE(text.find("\nheadrace_front_tasks 3\n"), std::string::npos);
   EXPECT_NE(text.find("class=\"connections\"} 5000\n"), std::string::npos);
   EXPECT_EQ(text.back(), '\n');
-}
-
-TEST(ServerMemory, GrowsWithTheBudgetAndStaysASmallPartOfIt) {
-  Bytes before = 0;
-  for (const Bytes budget : {64 * kMiB, 128 * kMiB, 550 * kMiB, 2 * kGiB, 16 * kGiB}) {
-    ServerOptions o;
-    fit_to_budget(budget, 0, &o);
-    const Bytes most = Server::most_bytes(o);
-    EXPECT_GE(most, before);
-    EXPECT_LE(most, budget / 8) << budget;
-    EXPECT_GE(o.http.connection_memory, 2 * o.http.max_body);
-    before = most;
-  }
-  EXPECT_LE(before, 130 * kMiB);
-  ServerOptions large;
-  fit_to_budget(550 * kMiB, 131'072, &large);
-  EXPECT_GE(large.http.max_body, 131'072 * 5) << "a prompt of the whole context, as text";
-  EXPECT_GE(large.http.max_connections, 1000);
-}
-
-TEST(AnswerRoom, GivesNoMoreThanThereIs) {
-  AnswerRoom room(100);
-  EXPECT_TRUE(room.take(60));
-  EXPECT_FALSE(room.take(41));
-  EXPECT_TRUE(room.take(40));
-  room.give_back(60);
-  EXPECT_TRUE(room.take(60));
-  GenerateRequest plain, rich;
-  rich.logprobs = 5;
-  rich.n = 2;
-  EXPECT_GT(AnswerRoom::needed(rich, 1, 100), 10 * AnswerRoom::needed(plain, 1, 100));
 }
 
 }  // namespace
