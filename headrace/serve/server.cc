@@ -330,15 +330,15 @@ Bytes Server::most_bytes(const ServerOptions& o) {
 }
 
 void fit_to_budget(Bytes budget, int64_t context, ServerOptions* o) {
-  o->http.max_body =
-      std::clamp<Bytes>(std::max<Bytes>(budget / 2048, 8 * context), 128 * kKiB, 8 * kMiB);
+  o->http.max_body = std::clamp<Bytes>(budget / 2048, 128 * kKiB, 4 * kMiB);
+  o->http.max_body = std::clamp<Bytes>(8 * context, o->http.max_body, 8 * kMiB);
   o->http.connection_memory =
       std::clamp<Bytes>(budget / 128, 2 * o->http.max_body + 512 * kKiB, 32 * kMiB);
   // 1,000 idle ones from 400 MiB on; each is some 8 KiB.
   o->http.max_connections =
       static_cast<int>(std::clamp<Bytes>(budget / (400 * kKiB), 32, 1100));
   o->front.most_bytes = 2 * o->http.max_body;
-  o->answer_memory = std::clamp<Bytes>(budget / 128, 512 * kKiB, 64 * kMiB);
+  o->answer_memory = std::clamp<Bytes>(budget / 128, 512 * kKiB, 32 * kMiB);
 }
 
 }  // namespace headrace

@@ -43,7 +43,7 @@ struct ServerOptions {
 };
 
 // Sets every size by the budget of the process: bodies, connections, queues, collected answers. In sum
-// about 9 MiB of 128 MiB, 24 MiB of 550 MiB, 60 MiB of 2 GiB, 130 MiB at most. Bodies hold a prompt of
+// about 9 MiB of 128 MiB, 24 MiB of 550 MiB, 60 MiB of 2 GiB, 160 MiB at most. Bodies hold a prompt of
 // `context` tokens at 8 bytes each, escapes and other fields included (English has 4 to 5).
 void fit_to_budget(Bytes budget, int64_t context, ServerOptions* options);
 
