@@ -1,12 +1,12 @@
-// Front: the one thread between the sockets and the engine. What takes longer than the I/O thread may
-// be held up (parsing bodies, chat templates, tokenising, drawing a timeline) runs here, one task at a
-// time, in the order of arrival.
+// Front: the one thread between the sockets and the engine. What takes longer than the I/O thread
+// may be held up (parsing bodies, chat templates, tokenising, drawing a timeline) runs here, one
+// task at a time, in the order of arrival.
 //
 // Promises
 //   1. At most `most_tasks` tasks wait, with at most `most_bytes` said to belong to them; more are
 //      refused, never queued.
-//   2. `tick` is called on the same thread about every `period`, never later than the task that runs
-//      then takes.
+//   2. `tick` is called on the same thread about every `period`, never later than the task that
+//      runs then takes.
 //   3. Tasks that wait when it ends are dropped without being run; what they own is destroyed.
 #pragma once
 

@@ -122,6 +122,10 @@ class Server::Impl {
       return send_error(reply, 503, "the model is being loaded", "loading",
                         {{"Retry-After", std::to_string(kLoadingRetry)}});
     }
+    if (request.method == "POST" && !welcome(request)) {
+      return send_error(reply, 403, "pages of this origin may not use the server (--cors)",
+                        "origin_not_allowed");
+    }
     switch (match.route) {
       case Route::kModels: return get_models(reply);
       case Route::kModel: return get_model(reply, match.argument);
@@ -130,6 +134,21 @@ class Server::Impl {
       case Route::kPlan: reply->send(200, kJson, ready_->plan); return;
       default: return to_front(match.route, std::move(request), std::move(reply));
     }
+  }
+
+  // Browsers name the origin of a page that sends something, also where CORS would not let it read
+  // the reply: computing for pages of strangers is refused all the same. Our own page's origin is
+  // the host that was asked (Fetch standard, "append a request Origin header").
+  bool welcome(const HttpRequest& request) const {
+    const std::string_view origin = request.header("origin");
+    if (origin.empty()) return true;
+    const size_t host = origin.find("://");
+    if (host != std::string_view::npos && origin.substr(host + 3) == request.header("host")) {
+      return true;
+    }
+    const auto& allowed = options_.http.cors_origins;
+    return std::any_of(allowed.begin(), allowed.end(),
+                       [&](const std::string& o) { return o == "*" || o == origin; });
   }
 
   void get_page(const Reply& reply) {

@@ -14,8 +14,8 @@
 // Promises
 //   1. It answers from listen() on: until serve() was called with 503 and Retry-After.
 //   2. Memory beside the engine's is bounded by most_bytes(options), for any clients.
-//   3. Busy is 429 with Retry-After; what can never fit is 400 with the numbers; an engine that fails
-//      is 503 or an error event. Every error has OpenAI's shape.
+//   3. Busy is 429 with Retry-After; what can never fit is 400 with the numbers; an engine that
+//      fails is 503 or an error event. Every error has OpenAI's shape.
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,8 @@ struct ServerOptions {
   HttpOptions http;
   std::string name;                  // of the model, for clients
   std::vector<std::string> aliases;  // other names that mean it
-  int64_t answer_tokens = 0;  // of a chat's answer whose request does not say; 0: a quarter of the context
+  // of a chat's answer whose request does not say; 0: a quarter of the context
+  int64_t answer_tokens = 0;
   int most_n = 8;             // answers to a prompt
   int most_prompts = 64;      // of a completion
   Front::Options front;
@@ -42,9 +43,10 @@ struct ServerOptions {
   std::chrono::milliseconds ping{10'000};  // silence on a stream before a comment is sent
 };
 
-// Sets every size by the budget of the process: bodies, connections, queues, collected answers. In sum
-// about 9 MiB of 128 MiB, 24 MiB of 550 MiB, 60 MiB of 2 GiB, 160 MiB at most. Bodies hold a prompt of
-// `context` tokens at 8 bytes each, escapes and other fields included (English has 4 to 5).
+// Sets every size by the budget of the process: bodies, connections, queues, collected answers. In
+// sum about 9 MiB of 128 MiB, 24 MiB of 550 MiB, 60 MiB of 2 GiB, 160 MiB at most. Bodies hold a
+// prompt of `context` tokens at 8 bytes each, escapes and other fields included (English has 4 to
+// 5).
 void fit_to_budget(Bytes budget, int64_t context, ServerOptions* options);
 
 class Server {

@@ -1,17 +1,18 @@
 // Answer: one HTTP request for text, from the moment it came until its reply has ended. Between the
-// I/O thread (the client goes), the front thread (begins, keeps alive) and the engine's thread (text).
+// I/O thread (the client goes), the front thread (begins, keeps alive) and the engine's thread
+// (text).
 //
 // Vocabulary
 //   prompt   of a request, 0 to P - 1; each is a job of the engine
 //   choice   prompt * n + i: what the client calls its index
 //
 // Promises
-//   1. Exactly one reply: a whole one, a stream that ends with [DONE], or an error in OpenAI's shape: with
-//      its status where nothing was sent before, else as an event that ends the stream.
-//   2. A client that goes takes its jobs with it; a request of which one prompt is refused or fails is
-//      refused or fails whole, and its other jobs are cancelled.
-//   3. A stream on which nothing was said for `ping` gets a comment, so that nobody between the client and
-//      us takes it for dead while a long prompt is read.
+//   1. Exactly one reply: a whole one, a stream that ends with [DONE], or an error in OpenAI's
+//      shape: with its status where nothing was sent before, else as an event that ends the stream.
+//   2. A client that goes takes its jobs with it; a request of which one prompt is refused or fails
+//      is refused or fails whole, and its other jobs are cancelled.
+//   3. A stream on which nothing was said for `ping` gets a comment, so that nobody between the
+//      client and us takes it for dead while a long prompt is read.
 //   4. What a reply that is not streamed collects was reserved before its jobs began (AnswerRoom).
 #pragma once
 
@@ -35,7 +36,8 @@ class AnswerRoom {
   bool take(Bytes bytes);
   void give_back(Bytes bytes) { left_ += bytes; }
   Bytes total() const { return total_; }
-  // That the answers to `request` may take as long as they are collected, with the reply made of them.
+  // That the answers to `request` may take as long as they are collected, with the reply made of
+  // them.
   static Bytes needed(const GenerateRequest& request, int64_t prompts, int64_t max_tokens);
 
  private:
@@ -47,8 +49,8 @@ class Answer : public std::enable_shared_from_this<Answer> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // On the I/O thread, in the handler. Engine, tokenizer and room are borrowed until the last reply has
-  // ended and the engine's thread too.
+  // On the I/O thread, in the handler. Engine, tokenizer and room are borrowed until the last reply
+  // has ended and the engine's thread too.
   static std::shared_ptr<Answer> make(std::shared_ptr<HttpReply> reply, Engine& engine,
                                       const Tokenizer& tokenizer, AnswerRoom& room);
   ~Answer();

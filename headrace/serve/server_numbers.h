@@ -18,8 +18,8 @@ struct ServerFacts {
 // For GET /plan: what was decided before the first weight was read.
 //   model, chat, context, sequences, step_rows, speculate, threads, kv_format, kv_folder,
 //   budget_bytes, arena_bytes, pool_bytes, blocks, block_tokens, block_bytes, blocks_a_sequence,
-//   kv_disk_bytes, weights {model_bytes, resident_bytes, streamed_bytes, gathered_bytes, ring_bytes,
-//   resident_tensors, streamed_tensors}, workspace_bytes, link_bytes_per_s,
+//   kv_disk_bytes, weights {model_bytes, resident_bytes, streamed_bytes, gathered_bytes,
+//   ring_bytes, resident_tensors, streamed_tensors}, workspace_bytes, link_bytes_per_s,
 //   times [{rows, seconds}], ledger [{name, bytes}]
 std::string plan_json(const BatchPlan& plan, const ServerFacts& facts);
 

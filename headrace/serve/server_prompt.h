@@ -16,8 +16,8 @@ namespace headrace {
 class PromptEncoder {
  public:
   // A template that cannot be used is no error until a chat asks for it. `context`: tokens that a
-  // prompt and its answer may have together; `answer_tokens`: of a chat's answer when its request does
-  // not say.
+  // prompt and its answer may have together; `answer_tokens`: of a chat's answer when its request
+  // does not say.
   PromptEncoder(const Model& model, int64_t context, int64_t answer_tokens);
 
   // What a completion gets that does not say: OpenAI's default.

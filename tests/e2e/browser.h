@@ -1,5 +1,5 @@
-// A headless Chromium that a test drives through the DevTools protocol over a pipe: descriptor 3 takes
-// commands, 4 gives answers and events, each JSON message ended by a zero byte (Chromium's
+// A headless Chromium that a test drives through the DevTools protocol over a pipe: descriptor 3
+// takes commands, 4 gives answers and events, each JSON message ended by a zero byte (Chromium's
 // --remote-debugging-pipe).
 #pragma once
 
@@ -86,7 +86,8 @@ class Browser {
     return !session_.empty();
   }
 
-  // Value of an expression; promises are waited for. A text that begins with "threw" when it throws.
+  // Value of an expression; promises are waited for. A text that begins with "threw" when it
+  // throws.
   Json evaluate(const std::string& expression) {
     const Json r = call("Runtime.evaluate", {{"expression", expression},
                                              {"awaitPromise", true},

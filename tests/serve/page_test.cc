@@ -54,8 +54,8 @@ TEST(ServerPage, EveryFieldHasALabel) {
   const std::string html = make_page().html;
   const std::regex field("<(input|textarea|select)[^>]*>");
   int fields = 0;
-  for (auto it = std::sregex_iterator(html.begin(), html.end(), field); it != std::sregex_iterator();
-       ++it) {
+  const std::sregex_iterator none;
+  for (std::sregex_iterator it(html.begin(), html.end(), field); it != none; ++it) {
     const std::string text = it->str();
     std::smatch id;
     ASSERT_TRUE(std::regex_search(text, id, std::regex("id=\"([^\"]+)\""))) << text;
