@@ -21,12 +21,14 @@ struct KvOptions {
   bool verify = false;
   bool remove_bad = false;
   std::string prune;  // a size; empty: not
+  std::vector<std::string> forget;  // names
   bool json = false;
 };
 
 // What was done before the folder was listed.
 struct Done {
-  int64_t removed = 0;  // damaged files and leftovers
+  int64_t forgotten = 0;  // names
+  int64_t removed = 0;    // damaged files and leftovers
   PrefixRoom pruned;
 };
 
@@ -105,6 +107,7 @@ std::string as_text(const KvOptions& o, const PrefixListing& list, const Done& d
   if (o.verify) out += ", every byte read";
   out += "\n";
   if (lost > 0) out += grouped(lost) + " entries continue one that is not there\n";
+  if (done.forgotten > 0) out += grouped(done.forgotten) + " names forgotten\n";
   if (done.removed > 0) out += grouped(done.removed) + " files removed\n";
   if (done.pruned.evicted > 0) {
     out += grouped(done.pruned.evicted) + " entries pruned, " +
@@ -155,6 +158,7 @@ std::string as_json(const KvOptions& o, const PrefixListing& list, const Done& d
   JsonWriter json;
   json.begin_object().field("folder", o.folder).field("verified", o.verify);
   json.field("bytes", list.entry_bytes).field("removed", done.removed);
+  json.field("forgotten", done.forgotten);
   json.field("pruned", done.pruned.evicted).field("pruned_bytes", done.pruned.evicted_bytes);
   json.key("prompts").begin_array();
   for (const ListedChain& c : list.chains) {
@@ -204,6 +208,11 @@ Status show_kv(KvOptions o) {
     return error(Code::kUsage, "%s: no such folder", o.folder.c_str());
   }
   o.verify = o.verify || o.remove_bad;
+  Done done;
+  for (const std::string& name : o.forget) {
+    HR_TRY(remove_named_prefix(o.folder, name).within("--forget"));
+    ++done.forgotten;
+  }
   ProgressLine progress(console);
   progress.restart();
   const auto look = [&](bool verify) {
@@ -213,7 +222,6 @@ Status show_kv(KvOptions o) {
     });
   };
   HR_ASSIGN(PrefixListing list, look(o.verify));
-  Done done;
   if (o.remove_bad) HR_TRY(remove_bad(o, list, &done));
   if (!o.prune.empty()) HR_TRY(prune(o, &done));
   if (o.remove_bad || !o.prune.empty()) {
@@ -237,6 +245,9 @@ void add_kv(CLI::App& app, Action* action) {
   verb->add_flag("--remove-bad", o->remove_bad, "Verify, and remove what is damaged");
   verb->add_option("--prune", o->prune,
                    "Remove the least valuable entries down to this size (2GiB; 0: all)");
+  verb->add_option("--forget", o->forget,
+                   "Remove the name of a conversation (its entries stay until they are pruned)")
+      ->expected(1);
   verb->add_flag("--json", o->json, "As JSON");
   verb->callback([o, action] { *action = [o] { return show_kv(*o); }; });
 }

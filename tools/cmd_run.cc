@@ -62,6 +62,9 @@ void add_run(CLI::App& app, Action* action) {
                    "is not computed again (see headrace kv)");
   verb->add_option("--prefix-limit", o->prefix_limit, "Bytes that this folder may take")
       ->capture_default_str();
+  verb->add_option("--conversation", o->conversation,
+                   "Go on with the conversation of this name in the prefix store, or begin it; what "
+                   "was said is saved there at the end");
   verb->callback([o, action] { *action = [o] { return run_session(*o); }; });
 }
 

@@ -23,15 +23,18 @@ Result<std::string> read_prompt(const PromptOptions& o) {
   return o.text;
 }
 
-Result<std::vector<int32_t>> encode_plain(const Model& model, const std::string& text) {
+Result<std::vector<int32_t>> encode_plain(const Model& model, const std::string& text,
+                                          bool follows) {
   EncodeOptions encode;
-  encode.add_bos = model.tokenizer.add_bos();
+  encode.add_bos = model.tokenizer.add_bos() && !follows;
+  encode.follows = follows;
   HR_ASSIGN(std::vector<int32_t> ids, model.tokenizer.encode(text, encode));
   if (ids.empty()) return error(Code::kUsage, "the prompt is empty");
   return ids;
 }
 
-Result<Conversation> Conversation::start(const Model& model, const std::string& system) {
+Result<Conversation> Conversation::start(const Model& model, const std::string& system,
+                                         std::vector<int32_t> past) {
   if (model.chat_template.empty()) {
     return error(Code::kUnsupported,
                  "--chat: this model has no chat template (tokenizer.chat_template)");
@@ -39,6 +42,10 @@ Result<Conversation> Conversation::start(const Model& model, const std::string& 
   // A template that cannot be used is better refused before anything is typed.
   HR_TRY(ChatTemplate::parse(model.chat_template).status().within("chat template"));
   Conversation c(model);
+  if (!system.empty() && !past.empty()) {
+    return error(Code::kUsage, "--system begins a conversation, and this one has begun");
+  }
+  c.past_ = std::move(past);
   if (!system.empty()) c.say("system", system);
   return c;
 }
@@ -48,8 +55,10 @@ void Conversation::say(const std::string& role, const std::string& content) {
 }
 
 Result<std::vector<int32_t>> Conversation::encode() const {
-  HR_ASSIGN(std::vector<int32_t> ids, encode_chat(*model_, messages_));
+  HR_ASSIGN(std::vector<int32_t> ids, past_.empty() ? encode_chat(*model_, messages_)
+                                                    : encode_chat_after(*model_, messages_));
   if (ids.empty()) return error(Code::kUsage, "the conversation is empty");
+  ids.insert(ids.begin(), past_.begin(), past_.end());
   return ids;
 }
 

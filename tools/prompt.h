@@ -27,22 +27,27 @@ struct PromptOptions {
 Status check(const PromptOptions& options, const Console& console);
 // The prompt's text. kIo.
 Result<std::string> read_prompt(const PromptOptions& options);
-// Token ids of a plain prompt. kUsage when there are none.
-Result<std::vector<int32_t>> encode_plain(const Model& model, const std::string& text);
+// Token ids of a plain prompt, where other tokens end when it `follows`. kUsage when there are none.
+Result<std::vector<int32_t>> encode_plain(const Model& model, const std::string& text,
+                                          bool follows = false);
 
 // Messages so far, as the model's template renders them. `model` is borrowed.
 class Conversation {
  public:
-  // kUnsupported when the model has no chat template; as ChatTemplate::parse.
-  static Result<Conversation> start(const Model& model, const std::string& system);
+  // kUnsupported when the model has no chat template; as ChatTemplate::parse. `past`: tokens of what
+  // was said before, up to the end of an answer; kUsage for a system message after that.
+  static Result<Conversation> start(const Model& model, const std::string& system,
+                                    std::vector<int32_t> past = {});
 
   void say(const std::string& role, const std::string& content);
-  // Token ids of the whole conversation, ready for the assistant's answer: encode_chat.
+  // Token ids of the whole conversation, ready for the assistant's answer: encode_chat, or the past
+  // and encode_chat_after.
   Result<std::vector<int32_t>> encode() const;
 
  private:
   explicit Conversation(const Model& model) : model_(&model) {}
   const Model* model_;
+  std::vector<int32_t> past_;
   std::vector<ChatMessage> messages_;
 };
 

@@ -56,6 +56,12 @@ class Runner {
       if (!limit.ok()) return limit.status().within("--prefix-limit");
       prefix_limit_ = *limit;
     }
+    if (!o_.conversation.empty()) {
+      HR_TRY(check_prefix_name(o_.conversation).within("--conversation"));
+      if (o_.prefix_store.empty()) {
+        return error(Code::kUsage, "--conversation needs a folder to keep it in: --prefix-store DIR");
+      }
+    }
     setup_.session.greedy = sampling.temperature == 0 && sampling.repeat_penalty == 1;
     return {};
   }
@@ -66,6 +72,7 @@ class Runner {
     HR_TRY(start());
     HR_TRY(interactive_ ? converse() : answer(prompt_, {}, nullptr));
     HR_TRY(finish_prefix());
+    HR_TRY(save_conversation());
     HR_TRY(output_.status());
     return session_->check_files();
   }
@@ -81,8 +88,16 @@ class Runner {
     }
     HR_ASSIGN(model_, load_model(o_.budget.model));
     HR_TRY(stopped());
+    std::vector<int32_t> past;
+    if (!o_.conversation.empty()) {
+      HR_ASSIGN(past, load_conversation(*model_, o_.prefix_store, o_.conversation));
+      past_tokens_ = static_cast<int64_t>(past.size());
+      notice("conversation '%s': %s tokens so far", o_.conversation.c_str(),
+             grouped(past_tokens_).c_str());
+    }
     if (o_.prompt.chat) {
-      HR_ASSIGN(Conversation c, Conversation::start(*model_, o_.prompt.system));
+      HR_ASSIGN(Conversation c,
+                Conversation::start(*model_, o_.prompt.system, std::move(past)));
       conversation_ = std::move(c);
       if (interactive_) return {};
       conversation_->say("user", text);
@@ -90,7 +105,8 @@ class Runner {
       conversation_.reset();  // the template's memory is worth having back
       return {};
     }
-    HR_ASSIGN(prompt_, encode_plain(*model_, text));
+    HR_ASSIGN(prompt_, encode_plain(*model_, text, !past.empty()));
+    prompt_.insert(prompt_.begin(), past.begin(), past.end());
     return {};
   }
 
@@ -100,7 +116,7 @@ class Runner {
     max_tokens_ = o_.generate.max_tokens;
     if (interactive_) {
       if (!o_.has_tokens) max_tokens_ = kAnswerTokens;
-      if (s.context == 0) s.context = usual_context(1);
+      if (s.context == 0) s.context = usual_context(past_tokens_ + 1);
       s.prompt_tokens = std::min(kTypicalTurn, s.context - 1);
       s.new_tokens = s.context - s.prompt_tokens;
       return;
@@ -135,7 +151,7 @@ class Runner {
   int64_t usual_context(int64_t least) const {
     SessionOptions s = setup_.session;
     s.prompt_tokens = 0;
-    s.context = kUsualContext;
+    s.context = kUsualContext + past_tokens_;
     if (model_->config.trained_context > 0) {
       s.context = std::min(s.context, model_->config.trained_context);
     }
@@ -165,6 +181,11 @@ class Runner {
       const PrefixSettings settings{o_.prefix_store, model_name(*model_, o_.budget.model),
                                     prefix_limit_};
       HR_ASSIGN(prefix_, SessionPrefix::open(*model_, *session_, settings));
+      const std::string why = prefix_->stats().not_writing;
+      if (!o_.conversation.empty() && !why.empty()) {
+        return error(Code::kIo, "conversation '%s' could not be saved in %s: %s",
+                     o_.conversation.c_str(), o_.prefix_store.c_str(), why.c_str());
+      }
     }
     session_->on_step([this](int64_t done) {
       if (prompt_left_ > 1) progress_.update("prompt", done, prompt_left_);
@@ -190,6 +211,13 @@ class Runner {
     const std::string why = prefix_->stats().not_writing;
     if (!why.empty()) notice("%s: %s", o_.prefix_store.c_str(), why.c_str());
     return kept_;
+  }
+
+  // A run that was stopped or has failed leaves the name as it was.
+  Status save_conversation() {
+    if (o_.conversation.empty() || held_.empty()) return {};
+    return prefix_->save(o_.conversation, held_)
+        .within("conversation '" + o_.conversation + "'");
   }
 
   // Called with each token; false ends the answer.
@@ -414,6 +442,7 @@ class Runner {
   Bytes prefix_limit_ = 0;
   Status kept_;                // of what was handed to the store
   std::vector<int32_t> held_;  // tokens of the session, and the one that comes next
+  int64_t past_tokens_ = 0;    // of the named conversation, before this run
   TextOutput output_;
   IoCounter io_;
   RunReport report_;

@@ -18,6 +18,7 @@ struct RunOptions {
   std::string trace_file;
   std::string prefix_store;         // folder; empty: none
   std::string prefix_limit = "8GiB";
+  std::string conversation;         // a name in prefix_store; empty: none
 };
 
 // Text goes to stdout, all else to stderr. Once the options make sense a report is

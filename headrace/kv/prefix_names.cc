@@ -55,6 +55,21 @@ Status check_prefix_name(const std::string& name) {
                kMostName);
 }
 
+bool has_named_prefix(const std::string& folder, const std::string& name) {
+  std::error_code ignored;
+  return check_prefix_name(name).ok() && std::filesystem::exists(path_of(folder, name), ignored);
+}
+
+namespace {
+
+Status check_there(const std::string& folder, const std::string& name) {
+  HR_TRY(check_prefix_name(name));
+  if (has_named_prefix(folder, name)) return {};
+  return error(Code::kUsage, "%s: there is no prefix named '%s'", folder.c_str(), name.c_str());
+}
+
+}  // namespace
+
 Status write_named_prefix(const std::string& folder, const NamedPrefix& prefix) {
   HR_TRY(check_prefix_name(prefix.name));
   const size_t count = prefix.tokens.size();
@@ -81,12 +96,8 @@ Status write_named_prefix(const std::string& folder, const NamedPrefix& prefix) 
 }
 
 Result<NamedPrefix> read_named_prefix(const std::string& folder, const std::string& name) {
-  HR_TRY(check_prefix_name(name));
+  HR_TRY(check_there(folder, name));
   const std::string path = path_of(folder, name);
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) {
-    return error(Code::kUsage, "%s: there is no prefix named '%s'", folder.c_str(), name.c_str());
-  }
   HR_ASSIGN(const std::string text,
             read_text(path, static_cast<Bytes>(sizeof(Fixed) + kMostTokens * sizeof(int32_t))));
   Fixed f;
@@ -112,6 +123,21 @@ Result<NamedPrefix> read_named_prefix(const std::string& folder, const std::stri
     std::memcpy(prefix.tokens.data(), text.data() + sizeof(f), f.tokens * sizeof(int32_t));
   }
   return prefix;
+}
+
+Result<std::vector<int32_t>> tokens_of_name(const std::string& folder, const std::string& name,
+                                            uint64_t model) {
+  HR_ASSIGN(NamedPrefix prefix, read_named_prefix(folder, name));
+  if (prefix.model == model) return std::move(prefix.tokens);
+  return error(Code::kUnsupported,
+               "prefix '%s' was saved with another model (fingerprint %016llx, not %016llx)",
+               name.c_str(), static_cast<unsigned long long>(prefix.model),
+               static_cast<unsigned long long>(model));
+}
+
+Status remove_named_prefix(const std::string& folder, const std::string& name) {
+  HR_TRY(check_there(folder, name));
+  return remove_path(path_of(folder, name));
 }
 
 }  // namespace headrace

@@ -27,5 +27,11 @@ Status check_prefix_name(const std::string& name);
 Status write_named_prefix(const std::string& folder, const NamedPrefix& prefix);
 // kUsage: no such name. kBadFile, kUnsupported (another version), kIo.
 Result<NamedPrefix> read_named_prefix(const std::string& folder, const std::string& name);
+bool has_named_prefix(const std::string& folder, const std::string& name);
+// Its tokens. As read_named_prefix(); kUnsupported: another model's.
+Result<std::vector<int32_t>> tokens_of_name(const std::string& folder, const std::string& name,
+                                            uint64_t model);
+// Whatever is in the file. kUsage: no such name; kIo.
+Status remove_named_prefix(const std::string& folder, const std::string& name);
 
 }  // namespace headrace

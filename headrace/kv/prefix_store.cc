@@ -257,12 +257,7 @@ Status PrefixStore::save_name(const std::string& name, std::span<const int32_t> 
 }
 
 Result<std::vector<int32_t>> PrefixStore::load_name(const std::string& name) const {
-  HR_ASSIGN(NamedPrefix prefix, read_named_prefix(folder_, name));
-  if (prefix.model == options_.layout.model) return std::move(prefix.tokens);
-  return error(Code::kUnsupported,
-               "prefix '%s' was saved with another model (fingerprint %016llx, not %016llx)",
-               name.c_str(), static_cast<unsigned long long>(prefix.model),
-               static_cast<unsigned long long>(options_.layout.model));
+  return tokens_of_name(folder_, name, options_.layout.model);
 }
 
 PrefixStats PrefixStore::stats() const {

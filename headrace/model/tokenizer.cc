@@ -70,6 +70,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(const std::vector<TextPiece>& pie
     trusted.push_back(static_cast<uint32_t>(joined.size()));
   }
   Run run;
+  if (options.follows) run.first = run.after_special = false;
   if (options.add_bos && bos() >= 0) run.out.push_back(bos());
   HR_TRY(encode_text(joined, trusted, &run));
   if (options.add_eos && eos() >= 0) run.out.push_back(eos());

@@ -42,6 +42,8 @@ struct EncodeOptions {
   // Recognise special tokens in trusted text; encode(string) trusts its text when this is
   // set.
   bool parse_special = false;
+  // The text goes on where other tokens end: it gets no space prefix.
+  bool follows = false;
 };
 
 class Tokenizer {

@@ -2,6 +2,8 @@
 
 #include <malloc.h>
 
+#include <algorithm>
+
 #include "headrace/model/tokenizer_gguf.h"
 #include "headrace/model/tokenizer_json.h"
 
@@ -72,6 +74,44 @@ Result<std::vector<int32_t>> encode_chat_json(const Model& model, const ChatTemp
                                               std::string_view messages_json) {
   return encode_rendered(model,
                          chat_template.render_json(messages_json, chat_options(model, true)));
+}
+
+Result<std::vector<int32_t>> encode_chat_after(const Model& model,
+                                               const std::vector<ChatMessage>& messages) {
+  if (model.chat_template.empty()) {
+    return error(Code::kUsage, "this model has no chat template; give it plain text");
+  }
+  // Rendered after an answer that can be told from all else; what follows it is wanted.
+  std::string answer = "answer-0";
+  const auto said = [&](const ChatMessage& m) {
+    return m.content.find(answer) != std::string::npos || m.role.find(answer) != std::string::npos;
+  };
+  while (std::any_of(messages.begin(), messages.end(), said)) answer += "0";
+  std::vector<ChatMessage> all = {{"user", "question"}, {"assistant", answer}};
+  all.insert(all.end(), messages.begin(), messages.end());
+  auto rendered = render_chat(model.chat_template, all, chat_options(model, true));
+  if (!rendered.ok()) return rendered.status().within("chat template");
+  std::vector<TextPiece> after;
+  int times = 0;
+  for (TextPiece& piece : *rendered) {
+    const size_t at = piece.text.find(answer);
+    if (at != std::string::npos) {
+      times += piece.text.find(answer, at + 1) == std::string::npos ? 1 : 2;
+      piece.text.erase(0, at + answer.size());
+      after.clear();
+    }
+    if (!piece.text.empty()) after.push_back(std::move(piece));
+  }
+  if (times != 1) {
+    return error(Code::kUnsupported,
+                 "this model's chat template says an answer %d times, so that a conversation cannot "
+                 "go on after the tokens it has",
+                 times);
+  }
+  EncodeOptions encode;
+  encode.parse_special = true;
+  encode.follows = true;
+  return model.tokenizer.encode(after, encode);
 }
 
 }  // namespace headrace

@@ -25,6 +25,14 @@ Bytes prefix_memory(const Model& model, KvFormat format) {
   return prefix_memory(options_for(model.config, format));
 }
 
+Result<std::vector<int32_t>> load_conversation(const Model& model, const std::string& folder,
+                                               const std::string& name) {
+  HR_TRY(check_prefix_name(name));
+  if (!has_named_prefix(folder, name)) return std::vector<int32_t>();
+  HR_ASSIGN(const uint64_t fingerprint, model_fingerprint(model.file));
+  return tokens_of_name(folder, name, fingerprint);
+}
+
 Result<std::unique_ptr<SessionPrefix>> SessionPrefix::open(const Model& model, Session& session,
                                                            const PrefixSettings& settings) {
   PrefixOptions o = options_for(model.config, session.plan().options.kv_format);

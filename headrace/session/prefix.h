@@ -29,6 +29,11 @@ struct PrefixSettings {
 // (SessionOptions::beside_bytes).
 Bytes prefix_memory(const Model& model, KvFormat format);
 
+// All tokens of the conversation that this name was saved for in a prefix store's folder; none where
+// there is no such name. kUsage: what no name can be; kUnsupported: another model's; kBadFile, kIo.
+Result<std::vector<int32_t>> load_conversation(const Model& model, const std::string& folder,
+                                               const std::string& name);
+
 class SessionPrefix {
  public:
   // Borrows the session. Errors: model_fingerprint, PrefixStore::open.
@@ -44,6 +49,12 @@ class SessionPrefix {
   Status keep(std::span<const int32_t> tokens);
   // The same for the end of a text, down to 64 tokens, and waits until all is written.
   Status finish(std::span<const int32_t> tokens);
+
+  // Saves all of `tokens` under a name, in place of what had it, completely or not at all. kUsage,
+  // kIo.
+  Status save(const std::string& name, std::span<const int32_t> tokens) {
+    return store_->save_name(name, tokens);
+  }
 
   PrefixStats stats() const { return store_->stats(); }
 

@@ -169,6 +169,9 @@ TEST(Tokenizer, ASpacePrefixGoesBeforeTheTextAndIsTakenOffAgain) {
   special.parse_special = true;
   EXPECT_EQ(must_encode(t, "<|s|>a", special), (Ids{4, 3}));
   EXPECT_EQ(must_encode(t, "z", special), (Ids{1, 0}));  // no byte token: unknown
+  EncodeOptions follows;
+  follows.follows = true;
+  EXPECT_EQ(must_encode(t, "a a", follows), (Ids{2, 3}));
 }
 
 Status build_error(const Vocabulary& v) {
