@@ -63,8 +63,8 @@ void add_run(CLI::App& app, Action* action) {
   verb->add_option("--prefix-limit", o->prefix_limit, "Bytes that this folder may take")
       ->capture_default_str();
   verb->add_option("--conversation", o->conversation,
-                   "Go on with the conversation of this name in the prefix store, or begin it; what "
-                   "was said is saved there at the end");
+                   "Go on with the conversation of this name in the prefix store, or begin it; "
+                   "what was said is saved there at the end");
   verb->callback([o, action] { *action = [o] { return run_session(*o); }; });
 }
 

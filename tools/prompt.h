@@ -27,15 +27,15 @@ struct PromptOptions {
 Status check(const PromptOptions& options, const Console& console);
 // The prompt's text. kIo.
 Result<std::string> read_prompt(const PromptOptions& options);
-// Token ids of a plain prompt, where other tokens end when it `follows`. kUsage when there are none.
+// Token ids of a plain prompt; it `follows`: goes on where other tokens end. kUsage: there are none.
 Result<std::vector<int32_t>> encode_plain(const Model& model, const std::string& text,
                                           bool follows = false);
 
 // Messages so far, as the model's template renders them. `model` is borrowed.
 class Conversation {
  public:
-  // kUnsupported when the model has no chat template; as ChatTemplate::parse. `past`: tokens of what
-  // was said before, up to the end of an answer; kUsage for a system message after that.
+  // kUnsupported when the model has no chat template; as ChatTemplate::parse. `past`: tokens of
+  // what was said before, up to the end of an answer; kUsage for a system message after that.
   static Result<Conversation> start(const Model& model, const std::string& system,
                                     std::vector<int32_t> past = {});
 

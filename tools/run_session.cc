@@ -59,7 +59,8 @@ class Runner {
     if (!o_.conversation.empty()) {
       HR_TRY(check_prefix_name(o_.conversation).within("--conversation"));
       if (o_.prefix_store.empty()) {
-        return error(Code::kUsage, "--conversation needs a folder to keep it in: --prefix-store DIR");
+        return error(Code::kUsage,
+                     "--conversation needs a folder to keep it in: --prefix-store DIR");
       }
     }
     setup_.session.greedy = sampling.temperature == 0 && sampling.repeat_penalty == 1;

@@ -104,8 +104,8 @@ Result<std::vector<int32_t>> encode_chat_after(const Model& model,
   }
   if (times != 1) {
     return error(Code::kUnsupported,
-                 "this model's chat template says an answer %d times, so that a conversation cannot "
-                 "go on after the tokens it has",
+                 "this model's chat template says an answer %d times, so that a conversation "
+                 "cannot go on after the tokens it has",
                  times);
   }
   EncodeOptions encode;

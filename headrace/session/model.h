@@ -35,9 +35,9 @@ Result<std::vector<int32_t>> encode_chat(const Model& model,
 Result<std::vector<int32_t>> encode_chat_json(const Model& model, const ChatTemplate& chat_template,
                                               std::string_view messages_json);
 
-// The same for `messages` that follow an assistant's answer whose tokens are there already: what ends
-// that answer, the messages, what opens the next one. kUnsupported when the template does not say an
-// answer word for word, once.
+// The same for `messages` that follow an assistant's answer whose tokens are there already: what
+// ends that answer, the messages, what opens the next one. kUnsupported when the template does not
+// say an answer word for word, once.
 Result<std::vector<int32_t>> encode_chat_after(const Model& model,
                                                const std::vector<ChatMessage>& messages);
 

@@ -1,5 +1,5 @@
-// SessionPrefix: what a session computes of a long text goes to a prefix store, and comes from there
-// the next time.
+// SessionPrefix: what a session computes of a long text goes to a prefix store, and comes from
+// there the next time.
 //
 // Promises
 //   1. A restored session gives the same logits, bit for bit, as one that computed everything.
@@ -25,12 +25,13 @@ struct PrefixSettings {
   std::string label;      // of the model, for people
   Bytes limit_bytes = 0;  // of the folder; 0: none
 };
-// What the store and its buffers take beside the session: to be kept back when the session is planned
-// (SessionOptions::beside_bytes).
+// What the store and its buffers take beside the session: to be kept back when the session is
+// planned (SessionOptions::beside_bytes).
 Bytes prefix_memory(const Model& model, KvFormat format);
 
-// All tokens of the conversation that this name was saved for in a prefix store's folder; none where
-// there is no such name. kUsage: what no name can be; kUnsupported: another model's; kBadFile, kIo.
+// All tokens of the conversation that this name was saved for in a prefix store's folder; none
+// where there is no such name. kUsage: what no name can be; kUnsupported: another model's; kBadFile,
+// kIo.
 Result<std::vector<int32_t>> load_conversation(const Model& model, const std::string& folder,
                                                const std::string& name);
 
