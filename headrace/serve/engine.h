@@ -3,14 +3,14 @@
 // Vocabulary
 //   job      a prompt and the n answers to it
 //   choice   one of these answers: a sequence. Choices share the blocks of their prompt.
-//   worst    blocks that a job takes when every answer is as long as it may be; known before it
+//   worst    blocks that a choice takes when its answer is as long as it may be; known before it
 //            starts
 //   turn     what the thread does again and again: admit, choose parts, step, sample, emit
 //
 // Promises
-//   1. Admission by memory: a job starts when the blocks of its worst fit beside what runs, or can
-//      be made to fit by preempting what has a lower priority. What can never fit is refused at
-//      once with numbers; what does not fit now waits; the queue is bounded (busy).
+//   1. Admission by memory: a choice starts when its worst fits beside that of what runs, or can be
+//      made to fit by preempting what has a lower priority. What can never fit is refused at once
+//      with numbers; what does not fit now waits; the queue is bounded (busy).
 //   2. What was admitted ends: by its own stop, its client, or an error that it is told. It may be
 //      preempted to disk and resumed; its text does not change by that.
 //   3. A choice's text depends on its job alone: prompt, options, seed. Not on speculation, on what
@@ -32,6 +32,7 @@
 #include <string_view>
 #include <vector>
 
+#include "headrace/serve/draft.h"
 #include "headrace/serve/metrics.h"
 #include "headrace/session/batch_session.h"
 #include "headrace/session/sampling.h"
@@ -42,9 +43,8 @@ using JobId = Id<struct JobTag>;
 
 enum class Finish { kStop, kLength, kCancelled, kError };
 
-// Newly sampled tokens of a choice and the text that they make certain: stop strings are never in
-// it, nor half characters. Logprobs are there when the job asked for them: of tokens whose text is
-// out.
+// Newly certain text of a choice, and the tokens whose text is all out with it: stop strings are
+// never in it, nor half characters. Logprobs are there when the job asked for them.
 struct Emitted {
   int choice = 0;
   std::string_view text;
@@ -97,10 +97,13 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // Takes the session; starts the thread. `model` is borrowed.
+  // Takes the session; starts the thread. `model` is borrowed. `drafter`: who guesses, with
+  // options.speculate above 0; null: PromptLookup. kUsage: an option out of range, or more drafted
+  // tokens than the plan has rows for; errors of BatchPrefix::open.
   static Result<std::unique_ptr<Engine>> start(const Model& model,
                                                std::unique_ptr<BatchSession> session,
-                                               const EngineOptions& options);
+                                               const EngineOptions& options,
+                                               std::unique_ptr<Drafter> drafter = nullptr);
   ~Engine();  // cancels what runs, ends the thread
   // Any thread. Invalid id: refused, see `why` (not null).
   JobId submit(Job job, Refusal* why);
@@ -112,7 +115,8 @@ class Engine {
   EngineMetrics metrics() const;
   // Any thread. The plan does not change while the engine lives.
   const BatchPlan& plan() const;
-  // Chrome trace JSON of the last step, for /timeline; empty before the first. Any thread.
+  // Chrome trace JSON of the last step, for /timeline; empty before the second (the first one loads
+  // what stays). Any thread.
   std::string last_timeline() const;
   // Most tokens (prompt + answer) that a job may have.
   int64_t context() const;

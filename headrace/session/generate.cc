@@ -8,17 +8,6 @@
 namespace headrace {
 namespace {
 
-// Weights that hold NaN or infinity make logits that mean nothing; better said than
-// sampled.
-Status check_finite(std::span<const float> logits) {
-  constexpr uint32_t kExponent = 0x7f800000;  // all ones: infinity or NaN (IEEE 754)
-  bool bad = false;
-  for (float x : logits) bad |= (std::bit_cast<uint32_t>(x) & kExponent) == kExponent;
-  if (!bad) return {};
-  return error(Code::kBadFile,
-               "the logits are not finite: the model's weights hold NaN or infinity");
-}
-
 // One decode step, by the session's counters before and after it.
 void add_step(const Executor::Moved& before, const Executor::Moved& after, Nanos took,
               GenerateStats* stats) {
@@ -43,6 +32,15 @@ void forget_steps(GenerateStats* stats) {
 }
 
 }  // namespace
+
+Status check_finite(std::span<const float> logits) {
+  constexpr uint32_t kExponent = 0x7f800000;  // all ones: infinity or NaN (IEEE 754)
+  bool bad = false;
+  for (float x : logits) bad |= (std::bit_cast<uint32_t>(x) & kExponent) == kExponent;
+  if (!bad) return {};
+  return error(Code::kBadFile,
+               "the logits are not finite: the model's weights hold NaN or infinity");
+}
 
 Status generate(Session& session, const Tokenizer& tokenizer,
                 std::span<const int32_t> prompt, const GenerateOptions& options,

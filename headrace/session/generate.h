@@ -41,6 +41,10 @@ struct GenerateStats {
   bool ended = false;        // by an end-of-generation token
 };
 
+// kBadFile for logits with NaN or infinity: weights that hold such values make logits that mean
+// nothing; better said than sampled.
+Status check_finite(std::span<const float> logits);
+
 // Called with each new token; returning false stops the loop.
 using OnToken = std::function<bool(int32_t token)>;
 
