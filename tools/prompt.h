@@ -27,7 +27,8 @@ struct PromptOptions {
 Status check(const PromptOptions& options, const Console& console);
 // The prompt's text. kIo.
 Result<std::string> read_prompt(const PromptOptions& options);
-// Token ids of a plain prompt; it `follows`: goes on where other tokens end. kUsage: there are none.
+// Token ids of a plain prompt; `follows`: it goes on where other tokens end. kUsage when there are
+// none.
 Result<std::vector<int32_t>> encode_plain(const Model& model, const std::string& text,
                                           bool follows = false);
 

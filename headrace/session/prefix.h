@@ -30,8 +30,8 @@ struct PrefixSettings {
 Bytes prefix_memory(const Model& model, KvFormat format);
 
 // All tokens of the conversation that this name was saved for in a prefix store's folder; none
-// where there is no such name. kUsage: what no name can be; kUnsupported: another model's; kBadFile,
-// kIo.
+// where there is no such name. kUsage: what no name can be; kUnsupported: another model's;
+// kBadFile, kIo.
 Result<std::vector<int32_t>> load_conversation(const Model& model, const std::string& folder,
                                                const std::string& name);
 
