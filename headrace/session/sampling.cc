@@ -19,6 +19,19 @@ size_t argmax(std::span<const float> logits) {
   return best;
 }
 
+// Of candidates in the order of ids (or descending): the first of the largest.
+constexpr auto kLargest = [](const auto& candidates) {
+  auto best = candidates.front();
+  for (const auto& c : candidates) {
+    if (c.logit > best.logit) best = c;
+  }
+  return best;
+};
+
+constexpr auto kBefore = [](const auto& a, const auto& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+};
+
 Status check_bias(const std::vector<LogitBias>& biases, int64_t vocab) {
   for (size_t i = 0; i < biases.size(); ++i) {
     const auto [token, bias] = biases[i];
@@ -55,9 +68,26 @@ Status check(const SamplingOptions& o, int64_t vocab) {
 }
 
 SamplerScratch::SamplerScratch(int64_t vocab) {
-  static_assert(sizeof(Candidate) + sizeof(double) == kBytesPerToken);
+  static_assert(sizeof(Candidate) + sizeof(int32_t) == kBytesPerToken);
   candidates_.reserve(static_cast<size_t>(vocab));
-  weights_.reserve(static_cast<size_t>(vocab));
+  counts_.reserve(static_cast<size_t>(vocab));
+}
+
+// Mostly the first few are asked for. After that eight times as many each time, so that all of them
+// cost little more than one sort.
+void SamplerScratch::order(size_t count) {
+  if (count <= ordered_) return;
+  constexpr size_t kFew = 64;
+  const size_t end = std::min(candidates_.size(), std::max({count, kFew, ordered_ * 8}));
+  const auto from = candidates_.begin() + static_cast<std::ptrdiff_t>(ordered_);
+  const auto to = candidates_.begin() + static_cast<std::ptrdiff_t>(end);
+  if (end - ordered_ <= kFew) {
+    std::partial_sort(from, to, candidates_.end(), kBefore);
+  } else {
+    if (to != candidates_.end()) std::nth_element(from, to, candidates_.end(), kBefore);
+    std::sort(from, to, kBefore);
+  }
+  ordered_ = end;
 }
 
 Sampler::Sampler(SamplingOptions options, int64_t vocab) : Sampler(std::move(options), nullptr) {
@@ -81,10 +111,11 @@ uint32_t Sampler::next_random() {
 
 void Sampler::fill(std::span<const float> logits) {
   std::vector<Candidate>& candidates = scratch_->candidates_;
-  candidates.clear();
+  candidates.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
-    candidates.push_back({logits[i], static_cast<int32_t>(i)});
+    candidates[i] = {logits[i], static_cast<int32_t>(i)};
   }
+  scratch_->ordered_ = 0;
 }
 
 void Sampler::penalise_repeats(std::span<const int32_t> recent) {
@@ -102,11 +133,11 @@ void Sampler::penalise_repeats(std::span<const int32_t> recent) {
 
 void Sampler::penalise_generated(std::span<const int32_t> generated) {
   if (options_.presence_penalty == 0 && options_.frequency_penalty == 0) return;
-  std::vector<double>& counts = scratch_->weights_;  // not in use before the draw
+  std::vector<int32_t>& counts = scratch_->counts_;
   counts.assign(scratch_->candidates_.size(), 0);
   for (const int32_t token : generated) ++counts[static_cast<size_t>(token)];
   for (const int32_t token : generated) {
-    double& count = counts[static_cast<size_t>(token)];
+    int32_t& count = counts[static_cast<size_t>(token)];
     if (count == 0) continue;  // done
     float& logit = scratch_->candidates_[static_cast<size_t>(token)].logit;
     logit = static_cast<float>(logit - options_.presence_penalty -
@@ -124,41 +155,41 @@ void Sampler::add_bias() {
   }
 }
 
-// The k largest, in descending order, ties by id.
-void Sampler::keep_top_k(size_t k) {
-  std::vector<Candidate>& candidates = scratch_->candidates_;
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-  };
-  const auto end = candidates.begin() + static_cast<std::ptrdiff_t>(k);
-  std::partial_sort(candidates.begin(), end, candidates.end(), before);
-  candidates.resize(k);
-}
-
 int32_t Sampler::draw() {
-  const std::vector<Candidate>& candidates = scratch_->candidates_;
-  std::vector<double>& weights = scratch_->weights_;
-  const uint32_t random = next_random();
-  if (candidates[0].logit == kBanned) return candidates[0].id;  // all are
-  weights.clear();
-  double sum = 0;
-  for (const Candidate& c : candidates) {
-    weights.push_back(
-        std::exp(static_cast<double>(c.logit - candidates[0].logit) / options_.temperature));
-    sum += weights.back();
+  std::vector<Candidate>& candidates = scratch_->candidates_;
+  const double random = next_random() / 4294967296.0;
+  const size_t k = static_cast<size_t>(options_.top_k);
+  if (k > 0 && k < candidates.size()) {
+    scratch_->order(k);
+    candidates.resize(k);
   }
-  // top-p: the shortest head that holds that share; min-p: a share of the best one's weight.
+  const float best = kLargest(candidates).logit;
+  if (best == kBanned) return candidates[0].id;  // all are
+  const auto weight = [&](const Candidate& c) {
+    return std::exp(static_cast<double>(c.logit - best) / options_.temperature);
+  };
+  double sum = 0;
+  for (const Candidate& c : candidates) sum += weight(c);
+  // top-p: the shortest head that holds that share; min-p: a share of the best one's weight, 1.
   double kept = 0;
   size_t count = 0;
-  while (count < weights.size()) {
-    if (count > 0 && (kept >= options_.top_p * sum || weights[count] < options_.min_p)) break;
-    kept += weights[count++];
+  if (options_.top_p == 1 && options_.min_p == 0) {
+    kept = sum;
+    count = candidates.size();
   }
-  double at = random / 4294967296.0 * kept;
-  for (size_t i = 0; i < count; ++i) {
-    at -= weights[i];
+  for (; count < candidates.size(); ++count) {
+    scratch_->order(count + 1);
+    const double w = weight(candidates[count]);
+    if (count > 0 && (kept >= options_.top_p * sum || w < options_.min_p)) break;
+    kept += w;
+  }
+  double at = random * kept;
+  for (size_t i = 0; i + 1 < count; ++i) {
+    scratch_->order(i + 1);
+    at -= weight(candidates[i]);
     if (at < 0) return candidates[i].id;
   }
+  scratch_->order(count);
   return candidates[count - 1].id;
 }
 
@@ -170,11 +201,7 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
   penalise_repeats(history.last(last));
   penalise_generated(history.last(generated));
   add_bias();
-  size_t k = scratch_->candidates_.size();
-  if (options_.temperature == 0) k = 1;
-  if (options_.top_k > 0) k = std::min(k, static_cast<size_t>(options_.top_k));
-  keep_top_k(k);
-  return options_.temperature == 0 ? scratch_->candidates_[0].id : draw();
+  return options_.temperature > 0 ? draw() : kLargest(scratch_->candidates_).id;
 }
 
 double log_softmax(std::span<const float> logits, int32_t token, int most,

@@ -62,7 +62,7 @@ Status check(const SamplingOptions& options, int64_t vocab = INT32_MAX);
 // tokens, and nothing later. Holds nothing between two calls.
 class SamplerScratch {
  public:
-  static constexpr Bytes kBytesPerToken = 16;
+  static constexpr Bytes kBytesPerToken = 12;
   explicit SamplerScratch(int64_t vocab);
 
  private:
@@ -71,8 +71,12 @@ class SamplerScratch {
     float logit;
     int32_t id;
   };
+  // Extends what is in order at the front (descending, ties by id) to at least `count` candidates.
+  void order(size_t count);
+
   std::vector<Candidate> candidates_;
-  std::vector<double> weights_;
+  std::vector<int32_t> counts_;  // by token, of what was generated
+  size_t ordered_ = 0;
 };
 
 // One thread at a time. Movable.
@@ -102,7 +106,6 @@ class Sampler {
   void penalise_repeats(std::span<const int32_t> recent);
   void penalise_generated(std::span<const int32_t> generated);
   void add_bias();
-  void keep_top_k(size_t k);
   int32_t draw();
 
   SamplingOptions options_;
