@@ -243,6 +243,160 @@ TEST(Sampler, ExtremeTemperaturesAndLogitsStayInside) {
   }
 }
 
+TEST(Sampler, PresenceAndFrequencyPenaltiesCountWhatWasGenerated) {
+  const std::vector<float> logits = {3, 2.5f, 1};
+  const auto pick = [&](double presence, double frequency, std::vector<int32_t> history,
+                        size_t generated) {
+    SamplingOptions o;
+    o.presence_penalty = presence;
+    o.frequency_penalty = frequency;
+    Sampler sampler(o, 3);
+    return sampler.sample(logits, history, generated);
+  };
+  EXPECT_EQ(pick(1, 0, {0}, 1), 1);           // 3 - 1 < 2.5
+  EXPECT_EQ(pick(1, 0, {0, 2}, 1), 0);        // 0 is of the prompt
+  EXPECT_EQ(pick(0.4, 0, {0, 0, 0}, 3), 0);   // once, however often
+  EXPECT_EQ(pick(0, 0.4, {0}, 1), 0);
+  EXPECT_EQ(pick(0, 0.4, {0, 0}, 2), 1);      // 3 - 0.8 < 2.5
+  EXPECT_EQ(pick(0, 0.4, {0, 0}, 1), 0);      // one of them is of the prompt
+  EXPECT_EQ(pick(0.3, 0.3, {0}, 1), 1);       // both: 3 - 0.6
+  EXPECT_EQ(pick(-2, 0, {2}, 1), 0);          // below 0 draws to what was there: 1 + 2 = 3, a tie
+  EXPECT_EQ(pick(-2, -0.1, {2}, 1), 2);
+}
+
+TEST(Sampler, ABiasMovesATokenAndBansAtItsLowest) {
+  const std::vector<float> logits = {500, 2.5f, 1};
+  SamplingOptions o;
+  o.logit_bias = {{0, -100}};
+  EXPECT_EQ(Sampler(o, 3).sample(logits, {}), 1) << "a ban holds however large the logit is";
+  o.logit_bias = {{0, -99}};
+  EXPECT_EQ(Sampler(o, 3).sample(logits, {}), 0);
+  o.logit_bias = {{0, -100}, {2, 2}};
+  EXPECT_EQ(Sampler(o, 3).sample(logits, {}), 2);
+  o.logit_bias = {{0, -100}, {1, -100}, {2, -100}};
+  EXPECT_EQ(Sampler(o, 3).sample(logits, {}), 0) << "all banned: the smallest id";
+  o.temperature = 1;
+  EXPECT_EQ(Sampler(o, 3).sample(logits, {}), 0);
+  o.logit_bias = {{0, -100}, {1, -100}};
+  Sampler drawn(o, 3);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(drawn.sample(logits, {}), 2);
+}
+
+TEST(Sampler, DrawsFollowPenaltiesAndBias) {
+  std::vector<float> logits = random_logits(40, 11);
+  SamplingOptions o;
+  o.temperature = 0.9;
+  o.seed = 5;
+  o.presence_penalty = 0.7;
+  o.frequency_penalty = 0.3;
+  o.logit_bias = {{4, 2.5f}, {9, -3}, {12, -100}};
+  const std::vector<int32_t> history = {1, 4, 4, 7, 7, 7};  // the first is the prompt's
+  std::vector<float> changed = logits;
+  for (const auto& [token, count] : std::map<int, int>{{4, 2}, {7, 3}}) {
+    changed[static_cast<size_t>(token)] = static_cast<float>(
+        changed[static_cast<size_t>(token)] - 0.7 - 0.3 * count);
+  }
+  changed[4] += 2.5f;
+  changed[9] -= 3;
+  changed[12] = -1e30f;
+  SamplingOptions plain;
+  plain.temperature = 0.9;
+  plain.seed = 5;
+  Sampler sampler(o, 40), same(plain, 40);
+  for (int i = 0; i < 5'000; ++i) {
+    ASSERT_EQ(sampler.sample(logits, history, 5), same.sample(changed, {}));
+  }
+}
+
+TEST(Sampler, ManySharingOneScratchDrawAsIfAlone) {
+  const std::vector<float> logits = random_logits(200, 4);
+  SamplerScratch scratch(200);
+  std::vector<Sampler> shared, alone;
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    SamplingOptions o;
+    o.seed = seed;
+    o.temperature = 0.4 * static_cast<double>(seed);
+    o.top_k = seed % 2 == 0 ? 0 : 20;
+    o.frequency_penalty = 0.2;
+    shared.emplace_back(o, &scratch);
+    alone.emplace_back(o, 200);
+  }
+  std::vector<std::vector<int32_t>> histories(6);
+  for (int i = 0; i < 60; ++i) {
+    for (size_t s = 0; s < 6; ++s) {
+      const int32_t token = shared[s].sample(logits, histories[s], histories[s].size());
+      ASSERT_EQ(token, alone[s].sample(logits, histories[s], histories[s].size()));
+      histories[s].push_back(token);
+    }
+  }
+}
+
+TEST(Sampler, ItsRandomStateSavedAndSetAgainRepeatsItsDraws) {
+  const std::vector<float> logits = random_logits(100, 2);
+  SamplingOptions o;
+  o.temperature = 1.5;
+  Sampler sampler(o, 100);
+  sampler.sample(logits, {});
+  const uint64_t state = sampler.random_state();
+  std::vector<int32_t> first, again;
+  for (int i = 0; i < 20; ++i) first.push_back(sampler.sample(logits, {}));
+  sampler.set_random_state(state);
+  Sampler other(o, 100);
+  other.set_random_state(state);
+  for (int i = 0; i < 20; ++i) {
+    again.push_back(sampler.sample(logits, {}));
+    EXPECT_EQ(other.sample(logits, {}), again.back());
+  }
+  EXPECT_EQ(first, again);
+  SamplingOptions greedy;
+  Sampler none(greedy, 100);
+  const uint64_t before = none.random_state();
+  none.sample(logits, {});
+  EXPECT_EQ(none.random_state(), before) << "greedy draws nothing";
+}
+
+TEST(LogSoftmax, IsTheLogarithmOfTheSoftmaxOfTheRawLogits) {
+  const std::vector<float> logits = random_logits(500, 6);
+  std::vector<Logprob> top;
+  long double sum = 0;
+  for (float l : logits) sum += std::exp(static_cast<long double>(l));
+  double total = 0;
+  for (int32_t t = 0; t < 500; ++t) {
+    const double got = log_softmax(logits, t, 0, nullptr);
+    const long double logit = logits[static_cast<size_t>(t)];
+    const long double want = logit - std::log(sum);
+    EXPECT_NEAR(got, static_cast<double>(want), 1e-12);
+    total += std::exp(got);
+  }
+  EXPECT_NEAR(total, 1, 1e-12);
+  std::vector<int32_t> ids(500);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
+    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+  });
+  log_softmax(logits, 3, 20, &top);
+  ASSERT_EQ(top.size(), 20u);
+  for (size_t i = 0; i < 20; ++i) {
+    EXPECT_EQ(top[i].token, ids[i]);
+    EXPECT_EQ(top[i].value, log_softmax(logits, ids[i], 0, nullptr));
+  }
+}
+
+TEST(LogSoftmax, TiesGoToTheSmallerIdAndExtremesStayFinite) {
+  std::vector<Logprob> top = {{9, 9}};
+  EXPECT_NEAR(log_softmax(std::vector<float>{1, 2, 2, 1, 2}, 1, 4, &top), std::log(1 / 3.74), 0.01);
+  ASSERT_EQ(top.size(), 4u);
+  EXPECT_EQ(top[0].token, 1);
+  EXPECT_EQ(top[1].token, 2);
+  EXPECT_EQ(top[2].token, 4);
+  EXPECT_EQ(top[3].token, 0);
+  EXPECT_EQ(log_softmax(std::vector<float>{3e38f, -3e38f}, 0, 5, &top), 0);
+  ASSERT_EQ(top.size(), 2u) << "no more than there are";
+  EXPECT_TRUE(std::isfinite(top[1].value));
+  EXPECT_EQ(log_softmax(std::vector<float>{7}, 0, 0, &top), 0);
+  EXPECT_TRUE(top.empty());
+}
+
 TEST(SamplingOptions, OutOfRangeOnesAreNamed) {
   const auto refused = [](auto change, const char* name) {
     SamplingOptions o;
@@ -263,6 +417,17 @@ TEST(SamplingOptions, OutOfRangeOnesAreNamed) {
   refused([](auto& o) { o.repeat_penalty = 0; }, "repeat-penalty");
   refused([](auto& o) { o.repeat_penalty = std::nan(""); }, "repeat-penalty");
   refused([](auto& o) { o.repeat_last = -1; }, "repeat-last");
+  refused([](auto& o) { o.presence_penalty = 2.1; }, "presence-penalty");
+  refused([](auto& o) { o.presence_penalty = std::nan(""); }, "presence-penalty");
+  refused([](auto& o) { o.frequency_penalty = -2.1; }, "frequency-penalty");
+  refused([](auto& o) { o.logit_bias = {{3, 101}}; }, "logit-bias");
+  refused([](auto& o) { o.logit_bias = {{3, std::nanf("")}}; }, "logit-bias");
+  refused([](auto& o) { o.logit_bias = {{-1, 1}}; }, "logit-bias");
+  refused([](auto& o) { o.logit_bias = {{3, 1}, {3, 2}}; }, "logit-bias");
+  SamplingOptions o;
+  o.logit_bias = {{3, 1}, {9, 2}};
+  EXPECT_TRUE(check(o, 10).ok());
+  EXPECT_THAT(check(o, 9).message(), HasSubstr("token 9"));
 }
 
 }  // namespace
