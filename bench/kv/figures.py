@@ -171,7 +171,7 @@ def sparse(s):
     """Needles where decode steps attend an eighth, and what such a step takes."""
     # The question is a step of its own: one more than whole chunks.
     positions = max(2, 64 // s.args.divide) * 512 - 511
-    selected = (positions - 1) // 8 // 64 * 64
+    selected = max(256, (positions - 1) // 8 // 64 * 64)  # four segments are the least
     script, folder = [s.args.python, HERE / "needle.py"], s.folder / "needle"
     s.command("a model that finds needles", [*script, "model", folder])
     found = []
@@ -180,11 +180,14 @@ def sparse(s):
             *script, "check", s.args.headrace, folder, "--positions", positions, "--prompts",
             prompts, "--", "--memory", "64MiB", "--kv", name, "--kv-sparse", selected, "--kv-dir",
             s.folder, *s.common], good=(0, 1))
-        found.append(f"{name} " + re.search(r"\d+ of \d+", said["stdout"]).group())
+        counted = re.search(r"\d+ of \d+", said["stdout"])
+        if not counted:
+            raise RuntimeError(f"needles, {name}: {said['stderr'].strip()[-300:]}")
+        found.append(f"{name} {counted.group()}")
     kv_positions, steps = s.length(32768), 66
     budget = budget_for(s, kv_positions, 0.25)
     runs = {}
-    for what, extra in (("all", []), ("an eighth", ["--kv-sparse", kv_positions // 8])):
+    for what, extra in (("all", []), ("an eighth", ["--kv-sparse", max(256, kv_positions // 8)])):
         runs[what] = s.bench_kv(f"{kv_positions:,} positions, {what} attended", budget,
                                 [kv_positions], steps, extra=extra)
     # The mean: one step in 64 attends everything.

@@ -41,6 +41,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -165,6 +166,14 @@ def page(results, divide):
     return "\n".join(lines) + "\n"
 
 
+def command_of(args, row):
+    """What measures a row again, with folders by what they are."""
+    words = [f"bench/kv/run.py {args.model.name} {row}"]
+    words += [f"--{name.replace('_', '-')} {getattr(args, name)}"
+              for name in ("divide", "repeat", "growth_steps", "threads")]
+    return " ".join(words + ["--llama FOLDER"] * bool(args.llama))
+
+
 def measure_rows(args, setup):
     """Measures the rows that were asked for; the number of those that failed."""
     label = f"-divided{args.divide}" if args.divide > 1 else ""
@@ -172,7 +181,6 @@ def measure_rows(args, setup):
     args.out.mkdir(parents=True, exist_ok=True)
     saved = stem.with_suffix(".json")
     results = json.loads(saved.read_text()) if saved.exists() else {}
-    options = " ".join(word for word in sys.argv[1:] if word not in ROWS)
     failed = 0
     for name in args.rows:
         say(name)
@@ -180,15 +188,18 @@ def measure_rows(args, setup):
         date = datetime.datetime.now().isoformat(timespec="seconds")
         try:
             table, remarks, raw = ROWS[name](setup)
-        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        except Exception as error:  # a row that fails leaves the others
+            traceback.print_exc()
             say(f"{name}: {error}")
             failed += 1
             continue
         results[name] = {
             "table": table, "remarks": remarks, "raw": raw, "date": date, "commit": git_commit(),
             "machine": measure.machine(), "load_before": load, "load_after": os.getloadavg()[0],
-            "seconds": time.monotonic() - begin, "command": f"bench/kv/run.py {options} {name}"}
-        saved.write_text(json.dumps(results, indent=1) + "\n")
+            "seconds": time.monotonic() - begin, "command": command_of(args, name)}
+        # Names of folders here are nobody's business.
+        text = json.dumps(results, indent=1).replace(str(setup.folder), "FOLDER")
+        saved.write_text(text.replace(str(ROOT), "ROOT") + "\n")
         stem.with_suffix(".md").write_text(page(results, args.divide))
         for row in table:
             print(" | ".join([name, *row]), flush=True)
