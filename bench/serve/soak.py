@@ -58,7 +58,7 @@ def text_of(rng, words):
 # ---- what is asked ---------------------------------------------------------------------
 
 
-def questions(seed):
+def questions(seed, tokens_a_word):
     """[(name, path, body)] whose answers are known: see known_answers()."""
     rng = random.Random(seed)
     out = []
@@ -68,7 +68,7 @@ def questions(seed):
             "max_tokens": rng.randint(4, 32), "temperature": 0}))
     for i in range(3):
         out.append((f"long {i}", "/v1/completions", {
-            "prompt": f"{i}: " + text_of(rng, rng.randint(300, 500)),
+            "prompt": f"{i}: " + text_of(rng, int(rng.randint(350, 700) / tokens_a_word)),
             "max_tokens": 12, "temperature": 0}))
     for i in range(3):
         out.append((f"chat {i}", "/v1/chat/completions", {
@@ -143,7 +143,7 @@ class Soak:
         self.rng = random.Random(o.seed)
         self.known = {}
         self.questions = []
-        self.failures, self.counts, self.waits = [], {}, 0
+        self.failures, self.counts, self.waits, self.gone = [], {}, 0, 0
         self.samples = []  # (seconds, VmRSS)
         self.idle, self.reopened = [], 0
         self.health_s = []
@@ -165,7 +165,9 @@ class Soak:
 
     async def known_answers(self):
         """Asks each question while nothing else runs; compares with `headrace run`."""
-        for name, path, body in questions(self.o.seed):
+        sample = {"content": " ".join(WORDS)}
+        tokens = (await self.ask("POST", "/tokenize", sample)).json()["tokens"]
+        for name, path, body in questions(self.o.seed, len(tokens) / len(WORDS)):
             answer = await self.ask("POST", path, body)
             if answer is None or answer.status != 200:
                 self.fail(f"{name}, alone: {describe(answer)}")
@@ -211,8 +213,9 @@ class Soak:
                 return self.fail(f"{name}: {describe(answer)}")
             self.waits += 1
             await asyncio.sleep(min(1.0, float(answer.headers.get("retry-after", 1))))
-        if answer is not None and half and not stream and answer.status == 0:
-            return None  # gave its sending side up before the answer: may count as gone
+        if answer is not None and half and answer.status == 0:
+            self.gone += 1  # nothing was sent in 2 s: then it may count as gone
+            return None
         if answer is None or answer.status != 200 or not answer.finished():
             return self.fail(f"{name}, stream {stream}, half-closed {half}: {describe(answer)}")
         if said(answer) != self.known[name]:
@@ -306,11 +309,16 @@ class Soak:
             while not self.over:
                 try:
                     reader, writer = await asyncio.open_connection(client.HOST, self.port)
+                except ConnectionError:
+                    await asyncio.sleep(1)
+                    continue
+                try:
                     await reader.read(1)
-                    await client.close(writer)
                     self.reopened += 1
                 except ConnectionError:
                     pass
+                finally:
+                    writer.close()
                 await asyncio.sleep(1)
         self.idle = [asyncio.create_task(hold()) for _ in range(count)]
 
@@ -432,7 +440,7 @@ def soak(o):
         o.model = o.model or servers.model_for_tests(folder)
         server = servers.headrace(
             o.headrace, o.model, o.memory * MIB, threads=o.threads, context=CONTEXT,
-            kv_folder=pathlib.Path(folder) / "kv", prefix_store=pathlib.Path(folder) / "prefix",
+            kv_folder=folder, prefix_store=pathlib.Path(folder) / "prefix",
             extra=o.extra).start()
         try:
             return soak_server(o, server)
@@ -453,6 +461,7 @@ def soak_server(o, server):
             facts["metrics"] = {name: client.metric(text, f"headrace_{name}") for name in COUNTERS}
             facts["VmHWM"] = server.memory().get("VmHWM", 0)
             asyncio.run(s.drain())
+            server.thread.join(PATIENCE_S)  # a second SIGTERM would end it at once
     result = server.end()
     if result["rc"] != 0 or result["had_to_be_killed"]:
         s.fail(f"SIGTERM: exit {result['rc']}, had to be killed "
@@ -464,7 +473,7 @@ def soak_server(o, server):
     facts["slope_bytes_per_min"] = slope(warm)
     if facts.get("seconds", 0) >= 600 and facts["slope_bytes_per_min"] > o.slope * KIB:
         s.fail(f"VmRSS grows by {facts['slope_bytes_per_min'] / KIB:.1f} KiB a minute")
-    facts |= {"counts": s.counts, "waits": s.waits, "reopened": s.reopened, "idle": o.idle,
+    facts |= {"counts": s.counts, "waits": s.waits, "gone": s.gone, "reopened": s.reopened, "idle": o.idle,
               "health_worst_s": max(s.health_s, default=None), "failures": s.failures,
               "samples": s.samples[::max(1, len(s.samples) // 500)]}
     return facts
@@ -478,6 +487,7 @@ def table(facts):
         ["what", "found"],
         ["requests", f"{sum(facts['counts'].values())} ({done})"],
         ["told to come again (429, 503)", facts["waits"]],
+        ["half-closed, taken for gone", facts["gone"]],
         ["idle connections beside", f"{facts['idle']}, opened again {facts['reopened']} times"],
         ["seconds", f"{facts.get('seconds', 0):.0f}"],
         ["peak RSS / budget, MiB", f"{facts['peak_rss'] / MIB:.2f} / {facts['budget'] / MIB:.0f}"],
