@@ -15,6 +15,7 @@ using Action = std::function<Status()>;
 
 // Each adds its subcommand to `app` and sets `*action` when that subcommand was given.
 void add_run(CLI::App& app, Action* action);
+void add_serve(CLI::App& app, Action* action);
 void add_train(CLI::App& app, Action* action);
 void add_plan(CLI::App& app, Action* action);
 void add_sim(CLI::App& app, Action* action);

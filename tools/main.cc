@@ -10,7 +10,8 @@
 namespace {
 
 constexpr const char* kVerbs =
-    "run, train, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe, export, kv";
+    "run, serve, train, plan, sim, timeline, hotspots, whatif, offsets, bench, inspect, probe, "
+    "export, kv, doctor";
 
 // CLI11 would call an unknown verb an unexpected argument.
 bool unknown_verb(const CLI::App& app, int argc, char** argv) {
@@ -43,6 +44,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   headrace::cli::Action action;
   headrace::cli::add_run(app, &action);
+  headrace::cli::add_serve(app, &action);
   headrace::cli::add_train(app, &action);
   headrace::cli::add_plan(app, &action);
   headrace::cli::add_sim(app, &action);

@@ -1,0 +1,287 @@
+// headrace serve: many clients, one model, one budget.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "headrace/base/system_memory.h"
+#include "headrace/model/tokenizer_stream.h"
+#include "headrace/serve/server.h"
+#include "headrace/session/prefix.h"
+#include "tools/commands.h"
+#include "tools/console.h"
+#include "tools/options.h"
+#include "tools/plan_view.h"
+
+namespace headrace::cli {
+namespace {
+
+// Jobs that may wait: their prompts take at most this part of the budget, 4 bytes a token.
+constexpr Bytes kQueueShare = 128;
+constexpr int64_t kLargestContext = 8192;  // that plan_batch chooses by itself
+// How often the flag of the signal is looked at; a signal ends the sleep anyway.
+constexpr useconds_t kLookEvery = 200'000;
+
+struct ServeOptions {
+  BudgetOptions budget;
+  std::string host = "127.0.0.1";
+  int port = 8080;
+  int parallel = 8;
+  int64_t step_rows = 256;
+  int64_t speculate = 4;
+  int queue = 0;  // 0: chosen
+  std::vector<std::string> aliases;
+  std::string api_key;
+  std::string api_key_file;
+  std::vector<std::string> cors;
+  std::string prefix_store;
+  std::string prefix_limit = "8GiB";
+  int64_t answer_tokens = 0;
+};
+
+// The name that clients ask for: of the file without its last ending, or of the folder.
+std::string served_name(const std::string& path) {
+  std::filesystem::path p(path);
+  if (p.filename().empty()) p = p.parent_path();
+  const std::string name = p.extension() == ".gguf" ? p.stem().string() : p.filename().string();
+  return name.empty() ? "model" : valid_utf8(name);
+}
+
+bool loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+Result<std::string> api_key_of(const ServeOptions& o) {
+  std::string key = o.api_key;
+  if (!o.api_key_file.empty()) {
+    if (!key.empty()) return error(Code::kUsage, "give --api-key or --api-key-file, not both");
+    HR_ASSIGN(key, read_file(o.api_key_file));
+    while (!key.empty() && (key.back() == '\n' || key.back() == '\r')) key.pop_back();
+    if (key.empty()) return error(Code::kUsage, "%s holds no key", o.api_key_file.c_str());
+  }
+  const char* from = std::getenv("HEADRACE_API_KEY");
+  if (key.empty() && from != nullptr) key = from;
+  for (const char c : key) {
+    if (c <= ' ' || c > '~') {
+      return error(Code::kUsage, "an API key is printable ASCII without blanks");
+    }
+  }
+  return key;
+}
+
+class Serving {
+ public:
+  explicit Serving(const ServeOptions& options) : o_(options), stop_(stop_flag()) {}
+
+  Status run() {
+    HR_TRY(check_options());
+    HR_ASSIGN(server_, Server::listen(server_options_));
+    notice("listening on %s; loading", url().c_str());
+    HR_TRY(load());
+    if (stop_->load()) return error(Code::kCancelled, "stopped on request");
+    HR_TRY(print_output(ready_line()));
+    while (!stop_->load()) ::usleep(kLookEvery);
+    return drain();
+  }
+
+ private:
+  Status check_options() {
+    HR_ASSIGN(setup_, read_setup(o_.budget));
+    HR_ASSIGN(server_options_.http.api_key, api_key_of(o_));
+    server_options_.http.host = o_.host;
+    server_options_.http.port = static_cast<uint16_t>(o_.port);
+    server_options_.http.cors_origins = o_.cors;
+    server_options_.name = served_name(o_.budget.model);
+    server_options_.aliases = o_.aliases;
+    server_options_.answer_tokens = o_.answer_tokens;
+    fit_to_budget(setup_.session.memory_bytes, o_.budget.context, &server_options_);
+    if (!o_.prefix_store.empty()) {
+      const auto limit = parse_size(o_.prefix_limit, 0);
+      if (!limit.ok()) return limit.status().within("--prefix-limit");
+      prefix_limit_ = *limit;
+    }
+    warn();
+    return {};
+  }
+
+  void warn() const {
+    if (!server_options_.http.api_key.empty()) return;
+    if (!loopback(o_.host)) {
+      notice("warning: --host %s without an API key: whoever reaches this machine may use the "
+             "model (--api-key-file, HEADRACE_API_KEY)", o_.host.c_str());
+    }
+    if (std::find(o_.cors.begin(), o_.cors.end(), "*") != o_.cors.end()) {
+      notice("warning: --cors '*' without an API key: any page in a browser on this machine may "
+             "use the model");
+    }
+  }
+
+  Status load() {
+    HR_ASSIGN(model_, load_model(o_.budget.model));
+    HR_ASSIGN(BatchPlan plan, make_plan());
+    HR_TRY(check_peak(plan.options));
+    HR_ASSIGN(auto session, BatchSession::start(*model_, std::move(plan)));
+    if (!session->tier().notice.empty()) notice("%s", session->tier().notice.c_str());
+    HR_TRY(warm_up(*session));
+    EngineOptions engine;
+    engine.queue_jobs = queue_;
+    engine.prefix_folder = o_.prefix_store;
+    engine.prefix_limit = prefix_limit_;
+    engine.speculate = o_.speculate;
+    HR_ASSIGN(auto started, Engine::start(*model_, std::move(session), engine));
+    server_->serve(*model_, std::move(started));
+    return {};
+  }
+
+  Result<BatchPlan> make_plan() {
+    BatchOptions b;
+    b.memory_bytes = setup_.session.memory_bytes;
+    b.threads = setup_.session.threads;
+    b.machine = setup_.session.machine;
+    b.places = o_.parallel;
+    b.context = o_.budget.context;
+    b.speculate = o_.speculate;
+    b.step_rows = std::max<int64_t>(o_.step_rows, o_.parallel * (1 + o_.speculate));
+    b.kv_format = setup_.session.kv_format;
+    b.kv_folder = setup_.session.kv_folder;
+    const int64_t trained = model_->config.trained_context;
+    const int64_t context = b.context > 0 ? b.context
+                            : trained > 0 ? std::min(trained, kLargestContext)
+                                          : kLargestContext;
+    queue_ = o_.queue > 0 ? o_.queue
+                          : static_cast<int>(std::clamp<Bytes>(
+                                b.memory_bytes / kQueueShare / (4 * context), 16, 256));
+    b.beside_bytes = Server::most_bytes(server_options_) + job_memory(context);
+    if (!o_.prefix_store.empty()) b.beside_bytes += prefix_memory(*model_, b.kv_format);
+    return plan_batch(*model_, b);
+  }
+
+  // What waits and runs: tokens of each, and once more those that the engine works with.
+  Bytes job_memory(int64_t context) const {
+    return (queue_ + 2 * o_.parallel) * (4 * context + 4 * kKiB);
+  }
+
+  // Reading a model takes memory for a moment.
+  Status check_peak(const BatchOptions& options) const {
+    const Bytes peak = process_memory().peak_rss;
+    if (peak <= options.memory_bytes) return {};
+    HR_ASSIGN(const Bytes least, least_batch_memory(*model_, options));
+    return error(Code::kDoesNotFit,
+                 "reading this model and planning took %s at the peak, more than the budget of %s; "
+                 "the least budget is %s", human_bytes(peak).c_str(),
+                 human_bytes(options.memory_bytes).c_str(),
+                 human_bytes(std::max(least, peak + kMiB / 2)).c_str());
+  }
+
+  // The first pass loads what stays in memory: better before the first client waits for it.
+  Status warm_up(BatchSession& session) const {
+    HR_ASSIGN(const KvSequence s, session.open());
+    const int32_t token = std::max(model_->tokenizer.bos(), 0);
+    BatchSession::Part part{s, std::span<const int32_t>(&token, 1), 1};
+    HR_TRY(session.step(std::span<BatchSession::Part>(&part, 1)).status());
+    return session.close(s);
+  }
+
+  std::string url() const {
+    const bool v6 = o_.host.find(':') != std::string::npos;
+    return text_of("http://%s%s%s:%d", v6 ? "[" : "", o_.host.c_str(), v6 ? "]" : "",
+                   int{server_->port()});
+  }
+
+  std::string ready_line() const {
+    const BatchPlan& plan = server_->engine().plan();
+    const PlanSummary s = summarize(plan.step);
+    return text_of(
+        "serving %s at %s: budget %s; weights: %s stay, %s read a pass; KV: %d blocks of %lld "
+        "tokens (%s, %s); %d sequences at once, of up to %lld tokens\n",
+        server_options_.name.c_str(), url().c_str(),
+        human_bytes(plan.options.memory_bytes).c_str(), human_bytes(s.resident_bytes).c_str(),
+        human_bytes(s.streamed_bytes).c_str(), plan.options.blocks,
+        static_cast<long long>(plan.options.block_tokens), name_of(plan.options.kv_format),
+        human_bytes(plan.pool_bytes).c_str(), plan.options.places,
+        static_cast<long long>(server_->engine().context()));
+  }
+
+  Status drain() {
+    notice("stopping: %lld requests are still answered (again: at once)",
+           static_cast<long long>(server_->http_stats().replies));
+    server_->drain();
+    server_->engine().drain();
+    const ProcessMemory memory = process_memory();
+    const EngineMetrics m = server_->engine().metrics();
+    notice("%lld answers, %lld tokens; peak %s of %s", static_cast<long long>(m.jobs_done),
+           static_cast<long long>(m.generated_tokens), human_bytes(memory.peak_rss).c_str(),
+           human_bytes(setup_.session.memory_bytes).c_str());
+    return {};
+  }
+
+  const ServeOptions& o_;
+  std::atomic<bool>* stop_;
+  Setup setup_;
+  ServerOptions server_options_;
+  Bytes prefix_limit_ = 0;
+  int queue_ = 0;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Server> server_;  // goes first: it borrows the model
+};
+
+void add_net_options(CLI::App& verb, ServeOptions* o) {
+  verb.add_option("--host", o->host, "Address to listen on (0.0.0.0 or ::: all)")
+      ->capture_default_str();
+  verb.add_option("--port", o->port, "Port to listen on (0: any that is free)")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  verb.add_option("--alias", o->aliases, "Another name that clients may call the model");
+  verb.add_option("--api-key", o->api_key,
+                  "Clients must send it as \"Authorization: Bearer KEY\"; who lists processes sees "
+                  "it, unlike --api-key-file and the variable HEADRACE_API_KEY");
+  verb.add_option("--api-key-file", o->api_key_file, "A file that holds the key");
+  verb.add_option("--cors", o->cors, "An origin whose pages may use the server (default: none)");
+}
+
+void add_batch_options(CLI::App& verb, ServeOptions* o) {
+  verb.add_option("--parallel", o->parallel, "Sequences that share each pass over the weights")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  verb.add_option("--step-rows", o->step_rows, "Tokens of a pass at most: prompts are read in "
+                  "pieces of that size")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+      ->capture_default_str();
+  verb.add_option("--speculate", o->speculate,
+                  "Tokens guessed ahead for each sequence, where it pays; 0: none")
+      ->check(CLI::Range(int64_t{0}, int64_t{32}))
+      ->capture_default_str();
+  verb.add_option("--queue", o->queue, "Requests that may wait (default: 16 to 256, by the budget)")
+      ->check(CLI::Range(1, 100'000));
+  verb.add_option("--answer-tokens", o->answer_tokens,
+                  "Most tokens of a chat's answer whose request does not say (default: a quarter "
+                  "of the context)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  verb.add_option("--prefix-store", o->prefix_store,
+                  "Folder in which prompts that were read are kept, also for the next start (see "
+                  "headrace kv)");
+  verb.add_option("--prefix-limit", o->prefix_limit, "Bytes that this folder may take")
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, Action* action) {
+  auto o = std::make_shared<ServeOptions>();
+  CLI::App* verb =
+      app.add_subcommand("serve", "Serve a model to many clients inside a memory budget");
+  add_process_options(*verb, &o->budget);
+  verb->get_option("--context")
+      ->description("Tokens of a prompt and its answer at most (default: what the model was "
+                    "trained for, at most 8192, less in a small budget)");
+  verb->get_option("--kv-dir")
+      ->description("Folder on a disk for sequences that give way to others (default: $TMPDIR, "
+                    "/var/tmp or the current one; none: they wait instead)");
+  add_net_options(*verb, o.get());
+  add_batch_options(*verb, o.get());
+  verb->callback([o, action] { *action = [o] { return Serving(*o).run(); }; });
+}
+
+}  // namespace headrace::cli
