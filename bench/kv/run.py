@@ -18,7 +18,7 @@ Rows (default: all, in this order; lengths are those of --divide 1):
 Rows that are measured anew replace those of the same name in today's file; the rest of it stays.
 Each row is written as soon as it is measured, with its own commit, date, command and load.
 prefill32k and restore32k share their runs when both are asked for. All rows take some 25 minutes
-on two cores, 10 of them in these two.
+on two cores, 16 of them in these two.
 
   --headrace FILE    default build/release/headrace
   --llama FOLDER     llama.cpp as bench/setup_peers.sh FOLDER built it; without: our own rows only
