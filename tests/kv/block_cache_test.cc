@@ -10,55 +10,17 @@
 #include "headrace/base/split_mix.h"
 #include "headrace/tier/fault_tier.h"
 #include "headrace/tier/host_tier.h"
+#include "tests/kv/flaky_tier.h"
 
 namespace headrace {
 namespace {
 
+using testing::Flaky;
+using testing::FlakyTier;
+
 constexpr int kLayers = 3;
 constexpr Bytes kTile = 256, kTail = 512;  // bytes of a layer: 64 words of 8, folded to 32
 constexpr int64_t kBlock = 128;
-
-// Fails every so many transfers, and flips a bit of every so many loads.
-struct Flaky {
-  int fail_one_in = 0, flip_one_in = 0;
-  bool fail_stores = false, flip = false;  // all of them
-};
-
-class FlakyTier final : public Tier {
- public:
-  FlakyTier(std::unique_ptr<Tier> inner, const Flaky* flaky)
-      : inner_(std::move(inner)), flaky_(flaky) {}
-  const TierDescription& describe() const override { return inner_->describe(); }
-  TierCounters counters() const override { return inner_->counters(); }
-  Result<Ticket> load(const TierExtent& from, std::span<std::byte> to) override {
-    if (hit(flaky_->fail_one_in)) return error(Code::kIo, "injected: load");
-    HR_ASSIGN(Ticket t, inner_->load(from, to));
-    if (flaky_->flip || hit(flaky_->flip_one_in)) flips_[t.value] = &to[random_.next() % 1536];
-    return t;
-  }
-  Result<Ticket> store(std::span<const std::byte> from, const TierExtent& to) override {
-    if (flaky_->fail_stores || hit(flaky_->fail_one_in))
-      return error(Code::kIo, "injected: store");
-    return inner_->store(from, to);
-  }
-  void poll() override { inner_->poll(); }
-  bool done(Ticket t) override { return inner_->done(t); }
-  Status wait(Ticket t) override {
-    HR_TRY(inner_->wait(t));
-    if (auto it = flips_.find(t.value); it != flips_.end()) {
-      *it->second ^= std::byte{16};
-      flips_.erase(it);
-    }
-    return {};
-  }
-
- private:
-  bool hit(int one_in) { return one_in > 0 && random_.below(static_cast<uint64_t>(one_in)) == 0; }
-  std::unique_ptr<Tier> inner_;
-  const Flaky* flaky_;
-  SplitMix random_{11};
-  std::map<uint64_t, std::byte*> flips_;
-};
 
 struct Sizes {
   int32_t device = 12, places = 4, width = 6, tier = 10, tails = 3, staging = 2, low = 0, high = 0;
@@ -365,7 +327,7 @@ class Cycles {
   Cycles(World& world, uint64_t seed, bool faults) : w_(world), random_(seed), faults_(faults) {}
 
   void run(int operations) {
-    for (int i = 0; i < operations && !testing::Test::HasFailure(); ++i) {
+    for (int i = 0; i < operations && !::testing::Test::HasFailure(); ++i) {
       one();
       const Status sound = w_.cache->verify();
       ASSERT_TRUE(sound.ok()) << "operation " << i << ": " << sound.message();
