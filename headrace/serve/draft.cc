@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "headrace/base/system_memory.h"
+
 namespace headrace {
 namespace {
 
@@ -95,20 +97,25 @@ void DraftModel::cut(Follower* f, int64_t positions) {
 }
 
 void DraftModel::propose(std::span<DraftAsk> asks) {
-  std::vector<Writing> writing;
-  for (DraftAsk& ask : asks) {
-    ask.draft.clear();
-    if (ask.most <= 0 || ask.tokens.empty()) continue;
-    if (Follower* f = follow(ask)) writing.push_back({&ask, f, {}});
-  }
+  for (DraftAsk& ask : asks) ask.draft.clear();
   if (pause_ > 0) {
     --pause_;
     return;
   }
   if (session_->failed() && !session_->recover().ok()) return give_up();
+  std::vector<Writing> writing;
+  for (DraftAsk& ask : asks) {
+    if (!follows(ask)) continue;
+    if (Follower* f = follow(ask)) writing.push_back({&ask, f, {}});
+  }
   while (!writing.empty()) {
     if (!advance(&writing)) return give_up();
   }
+}
+
+bool DraftModel::follows(const DraftAsk& ask) const {
+  const auto size = static_cast<int64_t>(ask.tokens.size());
+  return ask.most > 0 && size > 0 && size + ask.most <= session_->plan().options.context;
 }
 
 // One step: what each follower has not read of its choice's tokens and draft, as far as rows go.
@@ -162,6 +169,20 @@ void DraftModel::forget(int32_t choice) {
   if (it == followers_.end()) return;
   (void)session_->close(it->second.sequence);
   followers_.erase(it);
+}
+
+Result<BatchPlan> plan_draft(const Model& model, const BatchOptions& target, Bytes share) {
+  BatchOptions o = target;
+  o.memory_bytes = round_up(process_memory().rss, kMiB) + share;
+  o.speculate = o.beside_bytes = o.kv_disk_bytes = 0;
+  o.kv_folder.clear();
+  o.blocks = 0;
+  return plan_batch(model, o);
+}
+
+Bytes draft_memory(const BatchPlan& plan) {
+  // The first item is what the process held.
+  return plan.ledger.reserved() - plan.ledger.items().front().bytes;
 }
 
 // --- What pays.

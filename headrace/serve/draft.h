@@ -94,6 +94,7 @@ class DraftModel : public Drafter {
   void cut(Follower* follower, int64_t positions);
   bool advance(std::vector<Writing>* writing);
   void give_up();
+  bool follows(const DraftAsk& ask) const;
 
   std::unique_ptr<BatchSession> session_;
   const int64_t vocab_;
@@ -101,6 +102,14 @@ class DraftModel : public Drafter {
   int pause_ = 0;
   int64_t failures_ = 0;
 };
+
+// The plan of a draft model's session beside one that is planned with `target`: as many places, as
+// long contexts, `share` bytes more than the process holds now. Errors of plan_batch; kDoesNotFit
+// speaks of all that the process holds.
+Result<BatchPlan> plan_draft(const Model& model, const BatchOptions& target, Bytes share);
+// What that session takes beside what the process held then: for beside_bytes of the target's
+// options, before either session is started.
+Bytes draft_memory(const BatchPlan& plan);
 
 // Running estimate of how likely a guess is right: counts that fade, around a prior. Fades back to
 // the prior while nothing is drafted, so that a choice whose text has changed is tried again.

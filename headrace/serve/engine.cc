@@ -1,6 +1,7 @@
 // Engine: the thread around an EngineCore, and what other threads may ask.
 #include "headrace/serve/engine.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -92,7 +93,9 @@ class Engine::Impl {
     if (draining_)
       return {Refusal::Kind::kDraining, error(Code::kCancelled, "the server is stopping"), 0};
     const int64_t waiting = waiting_ + static_cast<int64_t>(arrivals_.size());
-    if (waiting < options_.queue_jobs) return {};
+    // Those that the next turn finds places for do not wait.
+    const int64_t places = std::max<int64_t>(0, plan().options.places - metrics_.running);
+    if (waiting < options_.queue_jobs + places) return {};
     return {Refusal::Kind::kBusy, error(Code::kDoesNotFit, "%lld jobs are waiting, as many as may",
                                         static_cast<long long>(waiting)), seconds_to_room_};
   }

@@ -164,6 +164,23 @@ TEST_F(EngineTest, APromptThatWasReadBeforeIsAdopted) {
   EXPECT_EQ(first->choices[0].tokens, second->choices[0].tokens);
 }
 
+TEST_F(EngineTest, ANextEngineFindsInTheStoreWhatThisOneRead) {
+  Settings s;
+  s.block_tokens = 256;
+  s.engine.prefix_folder = folder_.folder() + "/store";
+  const Job j = job(300, 20);
+  for (int run = 0; run < 2; ++run) {
+    const auto engine = this->engine(s);
+    ASSERT_NE(engine, nullptr);
+    const auto heard = submit(*engine, j);
+    engine->drain();
+    reference().expect_same(j, *heard);
+    EXPECT_EQ(heard->usage.cached_tokens, run * 256);
+    EXPECT_EQ(engine->metrics().store_hits, run);
+    EXPECT_EQ(engine->metrics().store_misses, 1 - run);
+  }
+}
+
 TEST_F(EngineTest, AHigherPriorityGoesFirstAndWhoMadeRoomSaysTheSame) {
   Settings s;
   s.places = 1;
@@ -533,6 +550,38 @@ TEST_F(EngineTest, ADraftModelWhoseStepsFailCostsDraftsAlone) {
   engine->drain();
   reference().expect_same(j, *heard);
   EXPECT_GE(draft.failures(), 1);
+}
+
+TEST_F(EngineTest, BothPlansOfAModelAndItsDraftAreWithinTheBudget) {
+  BatchOptions o;
+  o.places = 3;
+  o.context = kContext;
+  o.step_rows = 96;
+  o.speculate = 4;
+  auto draft = plan_draft(model(), o, 24 * kMiB);
+  ASSERT_TRUE(draft.ok()) << draft.status().message();
+  EXPECT_LE(draft_memory(*draft), 24 * kMiB);
+  o.beside_bytes = draft_memory(*draft);
+  auto target = start_batch(model(), o);
+  ASSERT_NE(target, nullptr);
+  const BatchPlan plan = target->plan();
+  EXPECT_LE(plan.ledger.reserved(), plan.options.memory_bytes);
+  EXPECT_GE(plan.ledger.reserved(), draft_memory(*draft) + plan.arena_bytes);
+  auto follower = BatchSession::start(model(), std::move(*draft));
+  ASSERT_TRUE(follower.ok()) << follower.status().message();
+  auto drafter = DraftModel::open(model(), model(), std::move(*follower));
+  ASSERT_TRUE(drafter.ok());
+  EngineOptions options;
+  options.speculate = 4;
+  auto engine = Engine::start(model(), std::move(target), options,
+                              std::make_unique<Cheap>(std::move(*drafter)));
+  ASSERT_TRUE(engine.ok());
+  Job j = job(50, 60);
+  j.ignore_end = true;
+  const auto heard = submit(**engine, j);
+  ears_.wait_all();
+  reference().expect_same(j, *heard);
+  EXPECT_GT(heard->usage.accepted, 0);
 }
 
 TEST_F(EngineTest, ADraftModelOfAnotherVocabularyIsRefused) {
