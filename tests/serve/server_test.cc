@@ -1,0 +1,314 @@
+// The server in this process, with an engine whose weights come when the test says so, or not at
+// all.
+#include "headrace/serve/server.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <nlohmann/json.hpp>
+
+#include "headrace/serve/server_answer.h"
+#include "headrace/serve/server_numbers.h"
+#include "tests/e2e/model.h"
+#include "tests/model/scratch.h"
+#include "tests/serve/http_client.h"
+
+namespace headrace {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono::milliseconds;
+
+// What loads of weights do.
+class Gate {
+ public:
+  void set(bool held, bool broken) {
+    const std::lock_guard lock(mutex_);
+    held_ = held;
+    broken_ = broken;
+    changed_.notify_all();
+  }
+  // A step has come to the gate.
+  bool waits() {
+    const std::lock_guard lock(mutex_);
+    return waits_;
+  }
+  Status pass() {
+    std::unique_lock lock(mutex_);
+    waits_ = held_;
+    changed_.wait(lock, [this] { return !held_; });
+    waits_ = false;
+    return broken_ ? error(Code::kIo, "injected: the disk is gone") : Status();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool held_ = false, broken_ = false, waits_ = false;
+};
+
+class GatedTier final : public Tier {
+ public:
+  GatedTier(std::unique_ptr<Tier> inner, Gate* gate) : inner_(std::move(inner)), gate_(gate) {}
+  const TierDescription& describe() const override { return inner_->describe(); }
+  TierCounters counters() const override { return inner_->counters(); }
+  Result<Ticket> load(const TierExtent& from, std::span<std::byte> to) override {
+    HR_TRY(gate_->pass());
+    return inner_->load(from, to);
+  }
+  Result<Ticket> store(std::span<const std::byte> from, const TierExtent& to) override {
+    return inner_->store(from, to);
+  }
+  void poll() override { inner_->poll(); }
+  bool done(Ticket t) override { return inner_->done(t); }
+  Status wait(Ticket t) override { return inner_->wait(t); }
+
+ private:
+  std::unique_ptr<Tier> inner_;
+  Gate* gate_;
+};
+
+struct StreamedEvents {
+  std::vector<Json> data;
+  int comments = 0;
+  bool done = false;
+};
+StreamedEvents events_of(const std::string& body) {
+  StreamedEvents out;
+  for (size_t at = 0; at < body.size();) {
+    const size_t end = body.find("\n\n", at);
+    const std::string event = body.substr(at, end - at);
+    if (event == "data: [DONE]") out.done = true;
+    else if (event.rfind("data: ", 0) == 0) out.data.push_back(Json::parse(event.substr(6)));
+    else if (event.rfind(":", 0) == 0) ++out.comments;
+    if (end == std::string::npos) break;
+    at = end + 2;
+  }
+  return out;
+}
+
+class ServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    testing::write_streamed_model(scratch_.path("fox.gguf"));
+    auto model = load_model(scratch_.path("fox.gguf"));
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    model_ = std::move(model).value();
+    options_.http.port = 0;
+    options_.name = "fox";
+    options_.front.period = milliseconds(5);
+  }
+  void TearDown() override {
+    gate_.set(false, true);
+    server_.reset();
+  }
+
+  void listen() {
+    auto server = Server::listen(options_);
+    ASSERT_TRUE(server.ok()) << server.status().message();
+    server_ = std::move(server).value();
+  }
+  // With an engine of `places` sequences that reads weights in each step.
+  void serve(int places = 4, EngineOptions engine = {}) {
+    listen();
+    BatchOptions b;
+    b.places = places;
+    b.context = 512;
+    b.step_rows = 64;
+    b.kv_folder = scratch_.folder();
+    b.machine = Machine::defaults(1);
+    const auto least = least_batch_memory(*model_, b);
+    ASSERT_TRUE(least.ok()) << least.status().message();
+    b.memory_bytes = *least + 12 * kMiB;
+    auto plan = plan_batch(*model_, b);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    ASSERT_GT(summarize(plan->step).streamed_bytes, 0) << "no step would read anything";
+    auto session = BatchSession::start(
+        *model_, std::move(*plan), nullptr,
+        [this](std::unique_ptr<Tier> inner) -> Result<std::unique_ptr<Tier>> {
+          return std::unique_ptr<Tier>(new GatedTier(std::move(inner), &gate_));
+        });
+    ASSERT_TRUE(session.ok()) << session.status().message();
+    auto started = Engine::start(*model_, std::move(session).value(), engine);
+    ASSERT_TRUE(started.ok()) << started.status().message();
+    server_->serve(*model_, std::move(started).value());
+  }
+
+  HttpClient client() const { return HttpClient(server_->port()); }
+  static std::string completion(int tokens, bool stream, const Json& prompt = "The fox") {
+    return post("/v1/completions", Json({{"prompt", prompt}, {"max_tokens", tokens},
+                                         {"temperature", 0}, {"stream", stream},
+                                         {"ignore_eos", true}}).dump());
+  }
+  static Json json(const ClientReply& reply) { return Json::parse(reply.body, nullptr, false); }
+
+  testing::Scratch scratch_;
+  std::unique_ptr<Model> model_;
+  Gate gate_;
+  ServerOptions options_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(ServerTest, WhileTheModelIsLoadedClientsAreToldWhenToComeBack) {
+  listen();
+  HttpClient c = client();
+  const ClientReply health = c.ask(get("/health"));
+  EXPECT_EQ(health.status, 503);
+  EXPECT_EQ(json(health)["status"], "loading");
+  const ClientReply chat = c.ask(post("/v1/chat/completions", "{}"));
+  EXPECT_EQ(chat.status, 503);
+  EXPECT_EQ(chat.headers.at("retry-after"), "5");
+  EXPECT_EQ(json(chat)["error"]["code"], "loading");
+  EXPECT_EQ(c.ask(get("/nothing")).status, 404);
+  EXPECT_EQ(c.ask(get("/")).status, 200);
+}
+
+TEST_F(ServerTest, AStreamThatWaitsForItsPromptIsKeptAliveWithComments) {
+  options_.ping = milliseconds(10);
+  serve();
+  gate_.set(true, false);
+  HttpClient c = client();
+  c.send(completion(6, true));
+  ASSERT_TRUE(c.read_until(": ping\n\n"));
+  gate_.set(false, false);
+  const StreamedEvents events = events_of(c.read_reply().body);
+  EXPECT_GE(events.comments, 1);
+  EXPECT_TRUE(events.done);
+  ASSERT_FALSE(events.data.empty());
+  EXPECT_EQ(events.data.back()["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(ServerTest, AnEngineThatFailsIs503AndTheNextRequestIsAnswered) {
+  serve();
+  const std::string text = json(client().ask(completion(8, false)))["choices"][0]["text"];
+  for (const bool stream : {false, true}) {
+    gate_.set(false, true);
+    const ClientReply failed = client().ask(completion(8, stream));
+    EXPECT_EQ(failed.status, 503) << failed.body;
+    EXPECT_EQ(json(failed)["error"]["type"], "server_error");
+    EXPECT_NE(json(failed)["error"]["message"].get<std::string>().find("injected"),
+              std::string::npos);
+    EXPECT_EQ(failed.headers.count("retry-after"), 1u);
+    gate_.set(false, false);
+    const ClientReply next = client().ask(completion(8, false));
+    ASSERT_EQ(next.status, 200) << next.body;
+    EXPECT_EQ(json(next)["choices"][0]["text"], text);
+  }
+}
+
+TEST_F(ServerTest, AFailureInsideAStreamIsItsLastEvent) {
+  serve();
+  HttpClient c = client();
+  c.send(completion(400, true));
+  ASSERT_TRUE(c.read_until("\"text\""));
+  gate_.set(false, true);
+  const ClientReply reply = c.read_reply();
+  EXPECT_EQ(reply.status, 200);
+  const StreamedEvents events = events_of(reply.body);
+  EXPECT_FALSE(events.done);
+  ASSERT_GE(events.data.size(), 2u);
+  ASSERT_TRUE(events.data.back().contains("error")) << events.data.back();
+  EXPECT_EQ(events.data.back()["error"]["type"], "server_error");
+}
+
+TEST_F(ServerTest, AFullFrontIs429) {
+  options_.front.most_bytes = 1000;
+  serve();
+  const ClientReply reply = client().ask(completion(1, false, std::string(2000, 'x')));
+  EXPECT_EQ(reply.status, 429);
+  EXPECT_EQ(reply.headers.at("retry-after"), "1");
+  EXPECT_EQ(json(reply)["error"]["type"], "rate_limit_error");
+  EXPECT_EQ(client().ask(completion(1, false)).status, 200);
+}
+
+TEST_F(ServerTest, AFullQueueIs429AndOneRefusedPromptRefusesTheRequest) {
+  EngineOptions engine;
+  engine.queue_jobs = 1;
+  serve(1, engine);
+  gate_.set(true, false);
+  HttpClient running = client(), waiting = client();
+  running.send(completion(8, false));
+  wait_until([&] { return gate_.waits(); });
+  waiting.send(completion(8, false));
+  wait_until([&] {
+    const ClientReply late = client().ask(completion(8, false));
+    if (late.status != 429) return false;
+    EXPECT_GE(std::stoi(late.headers.at("retry-after")), 1);
+    EXPECT_EQ(json(late)["error"]["type"], "rate_limit_error");
+    return true;
+  });
+  gate_.set(false, false);
+  EXPECT_EQ(running.read_reply().status, 200);
+  EXPECT_EQ(waiting.read_reply().status, 200);
+  // Of three prompts the first would run and the second wait; the third has no room.
+  gate_.set(true, false);
+  const ClientReply three = client().ask(completion(8, false, {"a", "b", "c", "d"}));
+  EXPECT_EQ(three.status, 429) << three.body;
+  gate_.set(false, false);
+  wait_until([&] {
+    const EngineMetrics m = server_->engine().metrics();
+    return m.running == 0 && m.waiting == 0;
+  });
+  EXPECT_EQ(client().ask(completion(2, false)).status, 200);
+}
+
+TEST_F(ServerTest, WhatIsCollectedHasToFitItsMemory) {
+  GenerateRequest one;
+  options_.answer_memory = AnswerRoom::needed(one, 1, 20);
+  serve();
+  const ClientReply never = client().ask(completion(21, false));
+  EXPECT_EQ(never.status, 400);
+  EXPECT_NE(json(never)["error"]["message"].get<std::string>().find("stream"), std::string::npos);
+  EXPECT_EQ(client().ask(completion(21, true)).status, 200) << "a stream is not collected";
+  gate_.set(true, false);
+  HttpClient first = client();
+  first.send(completion(12, false));
+  wait_until([&] { return gate_.waits(); });
+  EXPECT_EQ(client().ask(completion(12, false)).status, 429);
+  gate_.set(false, false);
+  EXPECT_EQ(first.read_reply().status, 200);
+  wait_until([&] { return client().ask(completion(20, false)).status == 200; });
+}
+
+TEST_F(ServerTest, AServerThatStopsEndsTheStreamsOfItsClients) {
+  serve();
+  HttpClient c = client();
+  c.send(completion(400, true));
+  ASSERT_TRUE(c.read_until("\"text\""));
+  server_.reset();
+  EXPECT_FALSE(events_of(c.read_to_end()).done);
+}
+
+TEST(ServerMemory, GrowsWithTheBudgetAndStaysASmallPartOfIt) {
+  Bytes before = 0;
+  for (const Bytes budget : {64 * kMiB, 128 * kMiB, 550 * kMiB, 2 * kGiB, 16 * kGiB}) {
+    ServerOptions o;
+    fit_to_budget(budget, 0, &o);
+    const Bytes most = Server::most_bytes(o);
+    EXPECT_GE(most, before);
+    EXPECT_LE(most, budget / 8) << budget;
+    EXPECT_GE(o.http.connection_memory, 2 * o.http.max_body);
+    before = most;
+  }
+  EXPECT_LE(before, 160 * kMiB);
+  ServerOptions large;
+  fit_to_budget(550 * kMiB, 131'072, &large);
+  EXPECT_GE(large.http.max_body, 131'072 * 5) << "a prompt of the whole context, as text";
+  EXPECT_GE(large.http.max_connections, 1000);
+}
+
+TEST(AnswerRoom, GivesNoMoreThanThereIs) {
+  AnswerRoom room(100);
+  EXPECT_TRUE(room.take(60));
+  EXPECT_FALSE(room.take(41));
+  EXPECT_TRUE(room.take(40));
+  room.give_back(60);
+  EXPECT_TRUE(room.take(60));
+  GenerateRequest plain, rich;
+  rich.logprobs = 5;
+  rich.n = 2;
+  EXPECT_GT(AnswerRoom::needed(rich, 1, 100), 10 * AnswerRoom::needed(plain, 1, 100));
+}
+
+}  // namespace
+}  // namespace headrace
