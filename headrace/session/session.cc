@@ -44,7 +44,7 @@ Status Session::open_scratch(const WrapTier& wrap) {
     HR_ASSIGN(scratch_, wrap(std::move(scratch_)));
   }
   scratch_ = make_checksum_tier(std::move(scratch_), {std::max(kPage, plan_.kv_disk_bytes)},
-                                kKvTickets);
+                                kKvTickets, pool_.get());
   return {};
 }
 

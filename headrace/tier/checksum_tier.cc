@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <utility>
 
@@ -19,6 +20,9 @@ struct Pending {
   Ticket inner;
   Status status;
 };
+
+// Pages that are worth the workers' waking up: 256 KiB, 16 us of one core.
+constexpr Bytes kSharedPages = 64;
 
 // The whole pages of an extent: numbers [first, end) of the object.
 struct Pages {
@@ -59,8 +63,9 @@ class Sums {
 
 class ChecksumTier final : public Tier {
  public:
-  ChecksumTier(std::unique_ptr<Tier> inner, const std::vector<Bytes>& objects, int max_tickets)
-      : inner_(std::move(inner)), table_(max_tickets) {
+  ChecksumTier(std::unique_ptr<Tier> inner, const std::vector<Bytes>& objects, int max_tickets,
+               ThreadPool* pool)
+      : inner_(std::move(inner)), table_(max_tickets), pool_(pool) {
     description_ = inner_->describe();
     description_.method += ", checksums";
     description_.memory_bytes += table_.memory_bytes();
@@ -144,9 +149,37 @@ class ChecksumTier final : public Tier {
     const Pages pages = pages_of(e);
     known->at(e.offset / kPage) = 0;
     known->at((e.offset + e.bytes - 1) / kPage) = 0;
-    for (Bytes i = pages.first; i < pages.end; ++i) {
-      known->at(i) = sum_of(data + (i * kPage - e.offset));
-    }
+    share(pages, [&](Pages part) {
+      for (Bytes i = part.first; i < part.end; ++i) {
+        known->at(i) = sum_of(data + (i * kPage - e.offset));
+      }
+    });
+  }
+
+  // Calls f for parts of the pages, together all of them.
+  template <typename F>
+  void share(Pages pages, F f) {
+    const Bytes count = pages.end - pages.first;
+    if (pool_ == nullptr || count < kSharedPages) return f(pages);
+    pool_->for_range(count, 1, [&](Bytes begin, Bytes end, int) {
+      f({pages.first + begin, pages.first + end});
+    });
+  }
+
+  // The first page whose bytes have another checksum than was noted; pages.end: none.
+  Bytes first_changed(Pages pages, Sums& known, const Pending& p) {
+    std::atomic<Bytes> first{pages.end};
+    share(pages, [&](Pages part) {
+      for (Bytes i = part.first; i < part.end; ++i) {
+        const uint64_t sum = known.at(i);
+        if (sum == 0 || sum == sum_of(p.data + (i * kPage - p.extent.offset))) continue;
+        Bytes least = first.load();
+        while (i < least && !first.compare_exchange_weak(least, i)) {
+        }
+        return;
+      }
+    });
+    return first.load();
   }
 
   void end(Pending& p) {
@@ -156,29 +189,28 @@ class ChecksumTier final : public Tier {
     Sums* known = p.data == nullptr ? nullptr : sums(p.extent);
     if (!p.status.ok() || known == nullptr) return;
     const Pages pages = pages_of(p.extent);
-    for (Bytes i = pages.first; i < pages.end; ++i) {
-      const uint64_t sum = known->at(i);
-      if (sum == 0 || sum == sum_of(p.data + (i * kPage - p.extent.offset))) continue;
-      p.status = error(Code::kIo,
-                       "object %d: %lld bytes at %lld are not those that were stored there: the "
-                       "checksum differs",
-                       p.extent.object, static_cast<long long>(kPage),
-                       static_cast<long long>(i * kPage));
-      return;
-    }
+    const Bytes changed = first_changed(pages, *known, p);
+    if (changed == pages.end) return;
+    p.status = error(Code::kIo,
+                     "object %d: %lld bytes at %lld are not those that were stored there: the "
+                     "checksum differs",
+                     p.extent.object, static_cast<long long>(kPage),
+                     static_cast<long long>(changed * kPage));
   }
 
   std::unique_ptr<Tier> inner_;
   TierDescription description_;
   TicketTable<Pending> table_;
   std::vector<Sums> sums_;  // by object
+  ThreadPool* pool_;
 };
 
 }  // namespace
 
 std::unique_ptr<Tier> make_checksum_tier(std::unique_ptr<Tier> inner,
-                                         const std::vector<Bytes>& objects, int max_tickets) {
-  return std::make_unique<ChecksumTier>(std::move(inner), objects, max_tickets);
+                                         const std::vector<Bytes>& objects, int max_tickets,
+                                         ThreadPool* pool) {
+  return std::make_unique<ChecksumTier>(std::move(inner), objects, max_tickets, pool);
 }
 
 Bytes checksum_memory(Bytes bytes) {

@@ -93,6 +93,34 @@ TEST(ChecksumTier, ALoadThatReachesPastWhatWasStoredChecksAllThatWas) {
   EXPECT_TRUE(rig.load(0, 16 * kPage).ok());
 }
 
+TEST(ChecksumTier, ManyPagesAreLookedAtByAllWorkersAndTheFirstThatChangedIsNamed) {
+  constexpr Bytes kPages = 301;  // an odd number for three workers
+  ThreadPool pool(3, false);
+  auto host = open_host_tier({kPages * kPage});
+  ASSERT_TRUE(host.ok());
+  MappedTier* inner = host->get();
+  const auto tier = make_checksum_tier(std::move(*host), {kPages * kPage}, 8, &pool);
+  Arena memory = Arena::create(kPages * kPage).value();
+  const std::span<std::byte> bytes = memory.at(0, kPages * kPage);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 31 + i / 4096);
+  const auto whole = [&](bool store) -> Status {
+    const TierExtent all{0, 0, kPages * kPage};
+    HR_ASSIGN(const Ticket t, store ? tier->store(bytes, all) : tier->load(all, bytes));
+    return tier->wait(t);
+  };
+  ASSERT_TRUE(whole(true).ok());
+  EXPECT_TRUE(whole(false).ok());
+  std::span<std::byte> there = inner->direct({0, 0, kPages * kPage}).value();
+  // From the back, so that each is the first of those changed so far, in every worker's part.
+  for (Bytes page : {kPages - 1, 2 * kPages / 3, Bytes{150}, Bytes{100}, Bytes{99}, Bytes{0}}) {
+    there[static_cast<size_t>(page * kPage + 17)] ^= std::byte{4};
+    const Status bad = whole(false);
+    EXPECT_EQ(bad.code(), Code::kIo);
+    EXPECT_THAT(bad.message(),
+                HasSubstr("object 0: 4096 bytes at " + std::to_string(page * kPage) + " "));
+  }
+}
+
 TEST(ChecksumTier, ItHoldsEightBytesAPage) {
   EXPECT_EQ(checksum_memory(16 * kPage), 128);
   EXPECT_EQ(checksum_memory(kPage + 1), 16);
