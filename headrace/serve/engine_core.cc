@@ -176,8 +176,7 @@ void EngineCore::turn() {
 bool EngineCore::ready() {
   const auto runs = [](const auto& c) { return c.second.running; };
   if (std::none_of(choices_.begin(), choices_.end(), runs)) return false;
-  if (!session_->failed()) return true;
-  const Status status = session_->recover();
+  const Status status = session_->failed() ? session_->recover() : files();
   if (status.ok()) return true;
   ++counts_.step_failures;
   std::vector<int32_t> jobs;
@@ -185,6 +184,16 @@ bool EngineCore::ready() {
     if (c.running && (jobs.empty() || jobs.back() != c.job)) jobs.push_back(c.job);
   for (int32_t job : jobs) strike(job, status);
   return false;
+}
+
+// A model file that is written to while it is read gives nonsense. Looked at once a second; while
+// it is wrong at each turn, so that nothing is said in between.
+Status EngineCore::files() {
+  const Nanos now = monotonic_ns();
+  if (now - files_seen_ < kSecond) return {};
+  HR_TRY(session_->check_files());
+  files_seen_ = now;
+  return {};
 }
 
 // Fills the drafts of those that decode; returns how many rows they are.

@@ -114,6 +114,7 @@ class EngineCore {
 
   // Turns.
   bool ready();
+  Status files();
   int64_t draft();
   std::vector<Share> share(int64_t drafted);
   std::vector<Row> rows(const std::vector<Share>& shares) const;
@@ -144,6 +145,7 @@ class EngineCore {
   int32_t next_choice_ = 0;
   int disk_wait_ = 0;   // turns in which nothing is preempted, after the disk has failed
   bool alone_ = false;  // the next step is of one choice: that of all was refused
+  Nanos files_seen_ = 0;  // when they were as they should be
   TokenRate rate_;
   EngineMetrics counts_;
   std::vector<MemoryUse> memory_;  // what does not change

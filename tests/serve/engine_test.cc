@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <fstream>
 #include <thread>
 
 #include "headrace/base/split_mix.h"
@@ -396,6 +396,27 @@ TEST_F(EngineTest, ADiskThatIsGoneEndsJobsWithItsErrorAndOneThatIsBackServes) {
   ears_.wait_all();
   reference().expect_same(j, *served);
   EXPECT_EQ(engine->metrics().jobs_failed, 1);
+}
+
+TEST_F(EngineTest, AModelFileThatIsWrittenToEndsJobsWithItsName) {
+  Settings s;
+  s.above = 64 * kKiB;
+  const auto engine = this->engine(s);
+  const auto before = submit(*engine, job(20, 10));
+  ears_.wait_all();
+  EXPECT_TRUE(before->status.ok());
+  std::ofstream(small_.path(), std::ios::app) << "more";
+  Status status;
+  for (int i = 0; i < 2000 && status.ok(); ++i) {  // it is looked at once a second
+    const auto after = submit(*engine, job(100, 100));
+    ears_.wait_all();
+    status = after->status;
+  }
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_NE(status.message().find("model.gguf"), std::string::npos) << status.message();
+  const auto next = submit(*engine, job(20, 10));
+  ears_.wait_all();
+  EXPECT_EQ(next->status.code(), Code::kIo) << "at once";
 }
 
 TEST_F(EngineTest, BlocksThatCannotBeStoredOrDoNotComeBackChangeNoText) {
