@@ -44,11 +44,11 @@ QWEN2 = "qwen2.5-coder-1.5b-q4_k_m.gguf"
 PLACES = 8
 SHORT = 256  # positions of a prompt and its answer where both are short: llama.cpp holds all
 # Sizes of everything, full and quick. Words of our prompts are about 1.2 tokens each.
-FULL = dict(model=QWEN2, share=0.5, words=(40, 80), tokens=64, peer_tokens=32, try_s=150,
+FULL = dict(model=QWEN2, share=0.5, words=(12, 24), tokens=96, peer_tokens=48, try_s=150,
             copy_tokens=256, drafts=15, long_words=1200, longs=3, beside_tokens=800,
             restart_words=5000, soak_requests=10000, soak_minutes=30)
 # Half of 94 MiB would hold little but the process itself.
-QUICK = dict(model=SMOLLM2, share=2.2, words=(40, 80), tokens=24, peer_tokens=16, try_s=20,
+QUICK = dict(model=SMOLLM2, share=2.2, words=(12, 24), tokens=48, peer_tokens=32, try_s=20,
              copy_tokens=96, drafts=15, long_words=600, longs=2, beside_tokens=1000,
              restart_words=1500, soak_requests=300, soak_minutes=0)
 
@@ -117,6 +117,11 @@ class Setup:
         bodies = load.mix(self.seed, clients * each, self.words, (tokens, tokens))
         return load.run(server.port, bodies, clients, limit_s=limit_s)[0]
 
+    def shape(self, tokens=None):
+        """The size of what load() asks, for remarks."""
+        return (f"prompts of {self.words[0]} to {self.words[1]} words, answers of "
+                f"{tokens or self.tokens} tokens, none like another")
+
     def warm(self, server):
         load.run(server.port, load.mix(-1, 2, self.words, (4, 4)), 2)
 
@@ -174,15 +179,20 @@ def ended(name, result):
 
 def batch8(s):
     """Eight concurrent requests against one, budget half of the model (target: 5x tokens/s)"""
-    with s.ours(s.half, limit=s.half) as server:
-        s.warm(server)
-        one, eight = measure.alternate(lambda: s.load(server, 1), lambda: s.load(server, PLACES),
-                                       s.args.repeat)
-    gain = ratio(median(eight, "tokens_per_s"), median(one, "tokens_per_s"))
-    return {"table": [LOAD_HEAD, load_cells("1 request", one), load_cells("8 requests", eight)],
-            "remarks": [f"8 against 1: {verdict(gain, 5)}",
-                        ended(f"headrace --memory {s.half // MIB}MiB", server.result)],
-            "raw": [one, eight]}
+    table, remarks, raw = [LOAD_HEAD], [], []
+    # Drafts speed one request up as well: the figure is that of sharing passes, without them.
+    for words, drafts in (("without drafts", 0), ("with drafts (default)", None)):
+        with s.ours(s.half, limit=s.half, speculate=drafts) as server:
+            s.warm(server)
+            one, eight = measure.alternate(
+                lambda: s.load(server, 1), lambda: s.load(server, PLACES), s.args.repeat)
+        gain = ratio(median(eight, "tokens_per_s"), median(one, "tokens_per_s"))
+        table += [load_cells(f"1 request, {words}", one), load_cells(f"8 requests, {words}", eight)]
+        remarks += [f"8 against 1 {words}: "
+                    + (verdict(gain, 5) if drafts == 0 else f"{gain or 0:.2f}x"),
+                    ended(f"headrace {words}", server.result)]
+        raw.append([one, eight])
+    return {"table": table, "remarks": [*remarks, s.shape()], "raw": raw}
 
 
 def best_peer(s):
@@ -233,12 +243,13 @@ def peer8(s):
     name = f"limit {s.half // MIB} MiB"
     if flags:
         measure.evict(s.model)
-        with s.ours(s.half, limit=s.half) as ours, s.peer(flags=flags, limit=s.half) as peer:
+        with s.ours(s.half, limit=s.half, speculate=0) as ours, \
+                s.peer(flags=flags, limit=s.half) as peer:
             rows, remark, got = against(s, name, 2, ours, peer)
         remarks += [remark, f"llama.cpp's best setting: {words}", ended("headrace", ours.result),
                     ended("llama.cpp", peer.result)]
     else:
-        with s.ours(s.half, limit=s.half) as ours:
+        with s.ours(s.half, limit=s.half, speculate=0) as ours:
             s.warm(ours)
             got = [[s.load(ours, PLACES, s.size["peer_tokens"]) for _ in range(s.args.repeat)], []]
         rows = [load_cells(f"headrace, {name}", got[0]), load_cells(f"llama.cpp, {name}", [])]
@@ -246,9 +257,10 @@ def peer8(s):
     table += rows
     raw.append(got)
     measure.warm(s.model)
-    with s.ours(s.resident()) as ours, s.peer() as peer:
+    with s.ours(s.resident(), speculate=0) as ours, s.peer() as peer:
         rows, remark, got = against(s, "resident", 0.9, ours, peer)
-    remarks += [remark, ended("headrace", ours.result), ended("llama.cpp", peer.result)]
+    remarks += [remark, ended("headrace", ours.result), ended("llama.cpp", peer.result),
+                s.shape(s.size["peer_tokens"]) + "; no drafts"]
     return {"table": table + rows, "remarks": remarks, "raw": [*raw, got]}
 
 

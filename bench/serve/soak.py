@@ -473,7 +473,8 @@ def soak_server(o, server):
     facts["slope_bytes_per_min"] = slope(warm)
     if facts.get("seconds", 0) >= 600 and facts["slope_bytes_per_min"] > o.slope * KIB:
         s.fail(f"VmRSS grows by {facts['slope_bytes_per_min'] / KIB:.1f} KiB a minute")
-    facts |= {"counts": s.counts, "waits": s.waits, "gone": s.gone, "reopened": s.reopened, "idle": o.idle,
+    facts |= {"counts": s.counts, "waits": s.waits, "gone": s.gone, "reopened": s.reopened,
+              "idle": o.idle,
               "health_worst_s": max(s.health_s, default=None), "failures": s.failures,
               "samples": s.samples[::max(1, len(s.samples) // 500)]}
     return facts
@@ -512,8 +513,9 @@ def options_of(argv):
     p.add_argument("--headrace", default=str(ROOT / "build/release/headrace"))
     p.add_argument("--model", help="default: the 135M model in the folder HEADRACE_MODELS, else a "
                                    "tiny one")
-    p.add_argument("--memory", type=mib_of, help="as 448MiB, from which on a server keeps 1,000 idle "
-                                              "connections; --quick: 192MiB")
+    p.add_argument("--memory", type=mib_of,
+                   help="default 448MiB, in which a server keeps 1,000 idle connections; --quick: "
+                        "192MiB")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--requests", type=int, default=10000)
     p.add_argument("--minutes", type=float, default=30, help="0: as fast as they go")
