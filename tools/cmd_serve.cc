@@ -21,6 +21,10 @@ namespace {
 // Jobs that may wait: their prompts take at most this part of the budget, 4 bytes a token.
 constexpr Bytes kQueueShare = 128;
 constexpr int64_t kLargestContext = 8192;  // that plan_batch chooses by itself
+// Of the budget, for a draft model unless --draft-memory says otherwise: at most; it takes no more
+// than keeps all of it in memory.
+constexpr Bytes kDraftShare = 4;
+constexpr Bytes kDraftKv = 32 * kMiB;
 // How often the flag of the signal is looked at; a signal ends the sleep anyway.
 constexpr useconds_t kLookEvery = 200'000;
 
@@ -39,6 +43,8 @@ struct ServeOptions {
   std::string prefix_store;
   std::string prefix_limit = "8GiB";
   int64_t answer_tokens = 0;
+  std::string draft;         // model; empty: none
+  std::string draft_memory;  // empty: chosen
 };
 
 // The name that clients ask for: of the file without its last ending, or of the folder.
@@ -102,6 +108,9 @@ class Serving {
       if (!limit.ok()) return limit.status().within("--prefix-limit");
       prefix_limit_ = *limit;
     }
+    if (!o_.draft.empty() && o_.speculate == 0) {
+      return error(Code::kUsage, "--draft has nothing to do with --speculate 0");
+    }
     warn();
     return {};
   }
@@ -120,22 +129,59 @@ class Serving {
 
   Status load() {
     HR_ASSIGN(model_, load_model(o_.budget.model));
-    HR_ASSIGN(BatchPlan plan, make_plan());
+    if (!o_.draft.empty()) {
+      auto draft = load_model(o_.draft);
+      if (!draft.ok()) return draft.status().within("--draft");
+      draft_ = std::move(draft).value();
+    }
+    BatchOptions options = batch_options();
+    BatchPlan draft_plan;
+    if (draft_ != nullptr) {
+      HR_ASSIGN(draft_plan, plan_beside(&options));
+    }
+    HR_ASSIGN(BatchPlan plan, plan_batch(*model_, options));
     HR_TRY(check_peak(plan.options));
     HR_ASSIGN(auto session, BatchSession::start(*model_, std::move(plan)));
     if (!session->tier().notice.empty()) notice("%s", session->tier().notice.c_str());
     HR_TRY(warm_up(*session));
+    std::unique_ptr<Drafter> drafter;  // null: guesses by the prompt
+    if (draft_ != nullptr) {
+      HR_ASSIGN(auto guessing, BatchSession::start(*draft_, std::move(draft_plan)));
+      HR_TRY(warm_up(*guessing));
+      HR_ASSIGN(drafter, DraftModel::open(*model_, *draft_, std::move(guessing)));
+    }
     EngineOptions engine;
     engine.queue_jobs = queue_;
     engine.prefix_folder = o_.prefix_store;
     engine.prefix_limit = prefix_limit_;
     engine.speculate = o_.speculate;
-    HR_ASSIGN(auto started, Engine::start(*model_, std::move(session), engine));
+    HR_ASSIGN(auto started,
+              Engine::start(*model_, std::move(session), engine, std::move(drafter)));
     server_->serve(*model_, std::move(started));
     return {};
   }
 
-  Result<BatchPlan> make_plan() {
+  // The draft model's plan, whose memory is then kept back in the options of the other.
+  Result<BatchPlan> plan_beside(BatchOptions* options) const {
+    const Bytes budget = options->memory_bytes;
+    Bytes share = std::min(budget / kDraftShare, weight_bytes(draft_->file) * 5 / 4 + kDraftKv);
+    if (!o_.draft_memory.empty()) {
+      const auto said = parse_size(o_.draft_memory, budget);
+      if (!said.ok()) return said.status().within("--draft-memory");
+      share = *said;
+    }
+    // Both have the same contexts: those that the large model has with that much less.
+    BatchOptions less = *options;
+    less.beside_bytes += share;
+    HR_ASSIGN(const BatchPlan alone, plan_batch(*model_, less));
+    options->context = alone.options.context;
+    auto plan = plan_draft(*draft_, *options, share);
+    if (!plan.ok()) return plan.status().within("--draft");
+    options->beside_bytes += draft_memory(*plan);
+    return plan;
+  }
+
+  BatchOptions batch_options() {
     BatchOptions b;
     b.memory_bytes = setup_.session.memory_bytes;
     b.threads = setup_.session.threads;
@@ -155,7 +201,7 @@ class Serving {
                                 b.memory_bytes / kQueueShare / (4 * context), 16, 256));
     b.beside_bytes = Server::most_bytes(server_options_) + job_memory(context);
     if (!o_.prefix_store.empty()) b.beside_bytes += prefix_memory(*model_, b.kv_format);
-    return plan_batch(*model_, b);
+    return b;
   }
 
   // What waits and runs: tokens of each, and once more those that the engine works with.
@@ -178,7 +224,7 @@ class Serving {
   // The first pass loads what stays in memory: better before the first client waits for it.
   Status warm_up(BatchSession& session) const {
     HR_ASSIGN(const KvSequence s, session.open());
-    const int32_t token = std::max(model_->tokenizer.bos(), 0);
+    const int32_t token = std::max(model_->tokenizer.bos(), 0);  // a draft has the same
     BatchSession::Part part{s, std::span<const int32_t>(&token, 1), 1};
     HR_TRY(session.step(std::span<BatchSession::Part>(&part, 1)).status());
     return session.close(s);
@@ -223,8 +269,8 @@ class Serving {
   ServerOptions server_options_;
   Bytes prefix_limit_ = 0;
   int queue_ = 0;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Server> server_;  // goes first: it borrows the model
+  std::unique_ptr<Model> model_, draft_;
+  std::unique_ptr<Server> server_;  // goes first: it borrows the models
 };
 
 void add_net_options(CLI::App& verb, ServeOptions* o) {
@@ -253,6 +299,13 @@ void add_batch_options(CLI::App& verb, ServeOptions* o) {
                   "Tokens guessed ahead for each sequence, where it pays; 0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{32}))
       ->capture_default_str();
+  CLI::Option* draft = verb.add_option(
+      "--draft", o->draft,
+      "A small model of the same vocabulary that guesses instead of the prompt");
+  verb.add_option("--draft-memory", o->draft_memory,
+                  "Of the budget, for that model: a size or a part like 20% (default: what it "
+                  "takes to stay in memory, at most a quarter)")
+      ->needs(draft);
   verb.add_option("--queue", o->queue, "Requests that may wait (default: 16 to 256, by the budget)")
       ->check(CLI::Range(1, 100'000));
   verb.add_option("--answer-tokens", o->answer_tokens,

@@ -346,6 +346,22 @@ TEST_F(Serve, ABudgetThatCannotBeKeptIsRefusedWithTheLeastOne) {
   EXPECT_EQ(f.out, "");
 }
 
+TEST_F(Serve, ADraftModelChangesNoText) {
+  start({"--context", "512"}, "96MiB");
+  const std::string text = complete("one two one two one two", 60);
+  stop();
+  start({"--context", "512", "--draft", model(), "--draft-memory", "45MiB"}, "128MiB");
+  EXPECT_EQ(complete("one two one two one two", 60), text);
+  EXPECT_LE(peak_rss(), 128 << 20);
+  stop();
+  const Finished other = headrace(
+      folder_, {"serve", model(), "--memory", "128MiB", "--port", "0", "--draft",
+                HEADRACE_SOURCE_DIR "/tests/data/models/llama.gguf"});
+  EXPECT_EQ(other.code, 4) << other.err;
+  EXPECT_NE(other.err.find("vocabulary"), std::string::npos) << other.err;
+  EXPECT_EQ(headrace(folder_, {"serve", model(), "--speculate", "0", "--draft", model()}).code, 2);
+}
+
 TEST_F(Serve, OpenDoorsAreWarnedAbout) {
   start({"--host", "0.0.0.0", "--cors", "*"});
   const std::string err = slurp(folder_ / "stderr");
