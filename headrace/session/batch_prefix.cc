@@ -2,22 +2,10 @@
 
 #include <algorithm>
 
-#include "headrace/model/fingerprint.h"
-
 namespace headrace {
 namespace {
 
 constexpr auto kWidth = static_cast<size_t>(kChainTokens);
-
-// As session/prefix.cc has them, so that each finds the other's entries.
-PrefixOptions options_for(const ModelConfig& config, KvFormat format) {
-  PrefixOptions o;
-  o.layout.format = format;
-  o.layout.tile_bytes.assign(static_cast<size_t>(config.layers),
-                             kv_tile_bytes(format, config.kv_heads, config.head_dim));
-  o.staging_bytes = 3 * prefix_file_bytes(o.layout, kChainTokens);
-  return o;
-}
 
 // What of a hit is after `held` positions.
 PrefixHit rest_of(const PrefixHit& hit, int64_t held) {
@@ -41,11 +29,7 @@ Result<std::unique_ptr<BatchPrefix>> BatchPrefix::open(const Model& model, Batch
     return error(Code::kUsage, "a prefix store has entries of %lld tokens, blocks have %lld",
                  static_cast<long long>(kChainTokens), static_cast<long long>(o.block_tokens));
   }
-  PrefixOptions p = options_for(model.config, o.kv_format);
-  p.limit_bytes = settings.limit_bytes;
-  HR_ASSIGN(p.layout.model, model_fingerprint(model.file));
-  p.layout.label = settings.label;
-  HR_ASSIGN(auto store, PrefixStore::open(settings.folder, p));
+  HR_ASSIGN(auto store, open_prefix_store(model, o.kv_format, settings));
   return std::unique_ptr<BatchPrefix>(new BatchPrefix(session, std::move(store)));
 }
 

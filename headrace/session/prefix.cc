@@ -33,15 +33,23 @@ Result<std::vector<int32_t>> load_conversation(const Model& model, const std::st
   return tokens_of_name(folder, name, fingerprint);
 }
 
-Result<std::unique_ptr<SessionPrefix>> SessionPrefix::open(const Model& model, Session& session,
-                                                           const PrefixSettings& settings) {
-  PrefixOptions o = options_for(model.config, session.plan().options.kv_format);
+Result<std::unique_ptr<PrefixStore>> open_prefix_store(const Model& model, KvFormat format,
+                                                       const PrefixSettings& settings,
+                                                       uint64_t salt) {
+  PrefixOptions o = options_for(model.config, format);
   o.limit_bytes = settings.limit_bytes;
-  // What sparse steps have computed is not what exact ones would.
-  o.layout.salt = static_cast<uint64_t>(session.plan().options.sparse_tokens);
+  o.layout.salt = salt;
   HR_ASSIGN(o.layout.model, model_fingerprint(model.file));
   o.layout.label = settings.label;
-  HR_ASSIGN(auto store, PrefixStore::open(settings.folder, o));
+  return PrefixStore::open(settings.folder, o);
+}
+
+Result<std::unique_ptr<SessionPrefix>> SessionPrefix::open(const Model& model, Session& session,
+                                                           const PrefixSettings& settings) {
+  const SessionOptions& o = session.plan().options;
+  // What sparse steps have computed is not what exact ones would.
+  HR_ASSIGN(auto store, open_prefix_store(model, o.kv_format, settings,
+                                          static_cast<uint64_t>(o.sparse_tokens)));
   return std::unique_ptr<SessionPrefix>(new SessionPrefix(session, std::move(store)));
 }
 

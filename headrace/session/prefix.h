@@ -29,6 +29,12 @@ struct PrefixSettings {
 // planned (SessionOptions::beside_bytes).
 Bytes prefix_memory(const Model& model, KvFormat format);
 
+// The store of this model's KV in this format. `salt` keeps apart what was computed otherwise.
+// Errors: model_fingerprint, PrefixStore::open.
+Result<std::unique_ptr<PrefixStore>> open_prefix_store(const Model& model, KvFormat format,
+                                                       const PrefixSettings& settings,
+                                                       uint64_t salt = 0);
+
 // All tokens of the conversation that this name was saved for in a prefix store's folder; none
 // where there is no such name. kUsage: what no name can be; kUnsupported: another model's;
 // kBadFile, kIo.
