@@ -363,9 +363,12 @@ def chunked(s):
                       cell([max(g) for g in sets], 1e3, 1),
                       f"{shares[name]:.2f}" if sets else "-", sum(map(len, sets))])
     longs = [w for r in runs for w in r[2]]
+    slower = spread([ratio(load.percentile(r[1], 0.5), load.percentile(r[0], 0.5))
+                     for r in runs])["median"]
     return {"table": table, "remarks": [
         "p99 / median while prompts are read: "
         + verdict(shares["prompts are read"], 3, least=False),
+        f"median while prompts are read against the median while none is: {slower or 0:.2f}x",
         f"long prompts: {longs[0][2]['prompt_tokens']} tokens, read in "
         f"{cell([e - b for b, e, _ in longs])} s beside 4 streams",
         ended("headrace", server.result)], "raw": runs}
