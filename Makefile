@@ -75,7 +75,6 @@ soak: check
 asan: export ASAN_OPTIONS = quarantine_size_mb=0:thread_local_quarantine_size_kb=0
 asan tsan: setup
 	@$(TRY_MODELS)
-	@$(TRY_OPENAI)
 	$(CONFIGURE) -B build/$@ -DHEADRACE_SANITIZE=$(if $(filter asan,$@),address,thread)
 	cmake --build build/$@ -j $(JOBS)
 	$(TEST) --test-dir build/$@ -LE "soak|memory" -j $(JOBS)
