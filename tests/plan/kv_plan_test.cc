@@ -288,6 +288,25 @@ TEST(KvPlan, TheOldestStayTheNewestMoveAndMoreRoomKeepsMoreInTheSamePlaces) {
   EXPECT_EQ(most, 32u);
 }
 
+TEST(KvPlan, WhereThereIsRoomSeveralSlotsAreOnTheirWay) {
+  KvShape shape;
+  shape.layers = 16;
+  shape.segments = 32;
+  shape.segment_tokens = 1024;
+  shape.kv_heads = shape.heads = 4;
+  shape.head_dim = 64;
+  const Shared graph = test::kv_graph(shape);
+  const Bytes least = least_arena_bytes(*graph, kScratch);
+  const Bytes full = full_arena_bytes(*graph, kScratch);
+  ASSERT_GT(full - least, 400 * kMiB);  // slots of 1 MiB
+  EXPECT_EQ(summarize(plan_of(graph, least + 300 * kMiB)).ring_bytes, 25 * kMiB);
+  // An eighth of less room, and never less than two slots.
+  const Bytes some = summarize(plan_of(graph, least + 80 * kMiB)).ring_bytes;
+  EXPECT_GE(some, 10 * kMiB);
+  EXPECT_LE(some, 11 * kMiB);
+  EXPECT_EQ(summarize(plan_of(graph, least + 4 * kMiB)).ring_bytes, 2 * kMiB);
+}
+
 TEST(KvPlan, AWeightIsKeptBeforeAnySlot) {
   KvShape shape = slots_alone();
   shape.cols = 256;
