@@ -48,6 +48,35 @@ Status Session::open_scratch(const WrapTier& wrap) {
   return {};
 }
 
+// Where slots lie that stay in memory, by layer and segment; -1: not there.
+void Session::look_at_places() {
+  slot_offsets_.clear();
+  for (int64_t segments : layer_segments_) {
+    slot_offsets_.emplace_back(static_cast<size_t>(segments), Bytes{-1});
+  }
+  for (const Residency& r : plan_.decode.residencies) {
+    if (r.tier != kDevice || !r.tensor.valid() || r.begin != kEntry) continue;
+    const KvSlot& slot = plan_.decode.graph->at(r.tensor).slot;
+    if (slot.layer < 0 || r.end != plan_.decode.exit()) continue;
+    slot_offsets_[static_cast<size_t>(slot.layer)][static_cast<size_t>(slot.segment)] = r.offset;
+  }
+}
+
+// A tile is first written when it is sealed, in all layers by the same step: the kernel would find
+// (and clear) a huge page for each of them then, 3 ms a layer. The 64 steps before that share it.
+void Session::commit_tile_ahead() {
+  const ModelConfig& c = model_.config;
+  const Bytes bytes = kv_tile_bytes(plan_.options.kv_format, c.kv_heads, c.head_dim);
+  const int64_t tile = position_ / kKvTile, step = position_ % kKvTile;
+  const int64_t end = (step + 1) * c.layers / kKvTile;
+  for (int64_t layer = step * c.layers / kKvTile; layer < end; ++layer) {
+    const auto& offsets = slot_offsets_[static_cast<size_t>(layer)];
+    if (offsets.empty()) continue;
+    const Bytes offset = offsets[static_cast<size_t>(tile / slot_tiles_) % offsets.size()];
+    if (offset >= 0) arena_->touch(offset + tile % slot_tiles_ * bytes, bytes);
+  }
+}
+
 void Session::look_at_kv() {
   layer_segments_.assign(static_cast<size_t>(model_.config.layers), 0);
   for (const Tensor& t : plan_.decode.graph->tensors) {
@@ -59,6 +88,7 @@ void Session::look_at_kv() {
     const int64_t tiles = layer_segments_[static_cast<size_t>(layer)] * slot_tiles_;
     if (tiles * kKvTile < plan_.context) window_tiles_ = tiles;
   }
+  look_at_places();
   bounded_.assign(static_cast<size_t>(model_.config.layers), 0);
   bounds_.assign(static_cast<size_t>(model_.config.layers), {});
   if (plan_.options.sparse_tokens == 0) return;
@@ -153,6 +183,7 @@ Status Session::plan_again(double link_bytes_per_s) {
   phase_ = Phase::kLeft;
   last_ = nullptr;  // until the next step, which follows at once
   plan_.decode = std::move(better);
+  look_at_places();
   ++replans_;
   return {};
 }
@@ -192,6 +223,7 @@ Status Session::run(Phase phase, std::span<const int32_t> tokens, bool of_prompt
     const auto rate = monitor_.add(trace_.loaded_bytes, trace_.total_ns, trace_.stall_ns);
     if (rate) new_rate_ = *rate;
   }
+  if (phase == Phase::kDecode) commit_tile_ahead();
   position_ += n;
   // A tile just sealed stays in the tails until the next one begins.
   tail_tile_ = (position_ - 1) / kKvTile;

@@ -118,6 +118,8 @@ class Session {
   template <typename Fn>
   Status for_slots(int64_t layer, int64_t begin, int64_t end, size_t bytes, Fn fn) const;
   void look_at_kv();
+  void look_at_places();
+  void commit_tile_ahead();
 
   const Model& model_;
   SessionPlan plan_;
@@ -140,6 +142,7 @@ class Session {
   int64_t slot_tiles_ = 1;
   int64_t window_tiles_ = 0;             // that layers with a window hold; 0: as many as all others
   std::vector<int64_t> layer_segments_;  // by layer
+  std::vector<std::vector<Bytes>> slot_offsets_;
   int64_t selected_ = 0;       // segments that a step selects; 0: it attends all
   int64_t sparse_steps_ = 0;
   int64_t checks_ = 0;
