@@ -43,7 +43,9 @@ class EngineTest : public ::testing::Test {
 
   std::unique_ptr<Engine> engine(Settings s, std::unique_ptr<Drafter> drafter = nullptr) {
     s.engine.speculate = s.speculate;
-    auto started = Engine::start(model(), session(s), s.engine, std::move(drafter));
+    auto session = this->session(s);
+    if (session == nullptr) return nullptr;  // said why
+    auto started = Engine::start(model(), std::move(session), s.engine, std::move(drafter));
     EXPECT_TRUE(started.ok()) << started.status().message();
     return started.ok() ? std::move(*started) : nullptr;
   }
