@@ -127,7 +127,9 @@ TEST(BatchPrefix, SessionsAndBatchesFindEachOthersEntries) {
     const auto all = f.texts.tokens(text, 0, 600);
     const auto held = (*prefix)->restore(all);
     ASSERT_TRUE(held.ok());
-    if (restored >= 0) EXPECT_EQ(*held, restored);
+    if (restored >= 0) {
+      EXPECT_EQ(*held, restored);
+    }
     const auto logits = session->append(all.subspan(static_cast<size_t>(*held)));
     ASSERT_TRUE(logits.ok());
     EXPECT_TRUE(f.texts.are(*logits, text, 599));

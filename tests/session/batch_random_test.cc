@@ -17,9 +17,15 @@ TEST_P(BatchSchedules, GiveTheBitsOfEachSequenceAlone) {
   EXPECT_GT(lives.rows_checked(), c.cycles);
   EXPECT_GT(lives.counts().adopted, 0);
   EXPECT_GT(lives.counts().copies_on_write + lives.counts().discarded, 0);
-  if (c.disk) EXPECT_GT(lives.counts().loads, c.cycles / 50);
-  if (c.bad_weights) EXPECT_GT(lives.recoveries(), 0);
-  if (c.bad_blocks) EXPECT_GT(lives.bad_parts(), 0);
+  if (c.disk) {
+    EXPECT_GT(lives.counts().loads, c.cycles / 50);
+  }
+  if (c.bad_weights) {
+    EXPECT_GT(lives.recoveries(), 0);
+  }
+  if (c.bad_blocks) {
+    EXPECT_GT(lives.bad_parts(), 0);
+  }
   RecordProperty("rows", static_cast<int>(lives.rows_checked()));
 }
 

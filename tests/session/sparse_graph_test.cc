@@ -54,7 +54,9 @@ TEST(SparseGraph, SeveralRowsAttendAllAndBoundTheKeysOfTheSameState) {
   EXPECT_EQ(keys, 6);
   for (const Op& op : g->ops) {
     EXPECT_NE(op.kind, OpKind::kSelectKv);
-    if (op.kind == OpKind::kAttention) EXPECT_EQ(op.inputs.size(), 2u);
+    if (op.kind == OpKind::kAttention) {
+      EXPECT_EQ(op.inputs.size(), 2u);
+    }
   }
 }
 
