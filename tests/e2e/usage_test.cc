@@ -27,7 +27,7 @@ class Usage : public ::testing::Test {
 };
 
 TEST_F(Usage, AVerbIsNeededAndMustExist) {
-  refused({}, 2, "a verb is missing: run, train, plan, ");
+  refused({}, 2, "a verb is missing: run, serve, train, plan, ");
   refused({"walk"}, 2, "there is no verb 'walk'");
 }
 
