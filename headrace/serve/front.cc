@@ -1,8 +1,8 @@
 #include "headrace/serve/front.h"
 
-#include <signal.h>
-
 #include <cstring>
+
+#include "headrace/tier/small_thread.h"
 
 namespace headrace {
 namespace {
@@ -14,21 +14,12 @@ constexpr size_t kStackBytes = 4 * kMiB;
 
 Result<std::unique_ptr<Front>> Front::start(const Options& options, std::function<void()> tick) {
   std::unique_ptr<Front> front(new Front(options, std::move(tick)));
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, kStackBytes);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int rc = pthread_create(
-      &front->thread_, &attributes,
+  const int rc = start_small_thread(
       [](void* self) -> void* {
         static_cast<Front*>(self)->loop();
         return nullptr;
       },
-      front.get());
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_attr_destroy(&attributes);
+      front.get(), &front->thread_, kStackBytes);
   if (rc != 0) return error(Code::kIo, "cannot start the front thread: %s", std::strerror(rc));
   front->started_ = true;
   return front;

@@ -1,8 +1,5 @@
 #include "headrace/serve/http_server.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ip/v6_only.hpp>
@@ -13,6 +10,7 @@
 
 #include "headrace/serve/http_connection.h"
 #include "headrace/serve/http_core.h"
+#include "headrace/tier/small_thread.h"
 
 namespace headrace {
 namespace {
@@ -146,15 +144,7 @@ Status HttpServer::Impl::bind() {
 Status HttpServer::Impl::start() {
   HR_TRY(bind());
   accept();
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, kStackBytes);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int rc = pthread_create(&thread_, &attributes, thread_main, this);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_attr_destroy(&attributes);
+  const int rc = start_small_thread(thread_main, this, &thread_, kStackBytes);
   if (rc != 0) return error(Code::kIo, "cannot start the server's thread: errno %d", rc);
   running_ = true;
   return {};

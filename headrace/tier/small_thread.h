@@ -1,4 +1,4 @@
-// Threads with a small stack, for tiers that copy or read beside the computing threads.
+// Threads with a small stack, for what copies, reads or serves beside the computing threads.
 #pragma once
 
 #include <pthread.h>
@@ -16,10 +16,11 @@ constexpr size_t kSmallStackBytes = 256 * kKiB;
 
 // Starts `body(argument)` with all signals blocked (they belong to the threads of the
 // program that embeds us). 0, or an errno; the caller joins `*thread`.
-inline int start_small_thread(void* (*body)(void*), void* argument, pthread_t* thread) {
+inline int start_small_thread(void* (*body)(void*), void* argument, pthread_t* thread,
+                              size_t stack_bytes = kSmallStackBytes) {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, kSmallStackBytes);
+  pthread_attr_setstacksize(&attributes, stack_bytes);
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
