@@ -144,6 +144,40 @@ Status load_weight(ExecutorState& state, const Program& p, const Residency& r) {
   return store_copy(state, r, bytes, 0, {buffer.get(), static_cast<size_t>(bytes)});
 }
 
+// Bytes [begin, begin + out.size()) of a tensor from those of its residencies that `there` names.
+template <typename There>
+Status read_places(ExecutorState& s, const Program& p, TensorId id, Bytes begin,
+                   std::span<std::byte> out, There there) {
+  const Tensor& t = p.graph->at(id);
+  std::vector<const Residency*> places;
+  for (const Residency& r : p.residencies) {
+    if (r.tensor != id || !there(r)) continue;
+    if (!overlap_of(t, r, begin, static_cast<Bytes>(out.size())).empty()) places.push_back(&r);
+  }
+  // A copy may be older than what the device has, or than a copy stored later: the newest last.
+  std::stable_sort(places.begin(), places.end(), [](const Residency* a, const Residency* b) {
+    const bool a_here = a->tier == kDevice, b_here = b->tier == kDevice;
+    return a_here != b_here ? b_here : a->begin < b->begin;
+  });
+  if (places.empty() && !out.empty()) {
+    return error(Code::kUsage, "'%s' is nowhere", t.name.c_str());
+  }
+  for (const Residency* r : places) {
+    if (r->codec != Codec::kNone) return encoded(p, *r);
+    const Overlap part = overlap_of(t, *r, begin, static_cast<Bytes>(out.size()));
+    const auto to = out.subspan(static_cast<size_t>(part.first - begin),
+                                static_cast<size_t>(part.end - part.first));
+    const Bytes inside = part.first - r->range.begin;
+    if (r->tier == kDevice) {
+      std::memcpy(to.data(), s.arena.at(r->offset + inside, part.end - part.first).data(),
+                  to.size());
+    } else {
+      HR_TRY(load_copy(s, *r, inside, to).within(named(p, *r)));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Status Executor::load_entry_state(const Prepared& prepared) {
@@ -208,30 +242,25 @@ Status Executor::read_state(const Prepared& prepared, std::string_view name,
   const Tensor& t = p.graph->at(id);
   HR_TRY(check_part(t, begin, out.size()));
   HR_TRY(s.settle());
-  std::vector<const Residency*> places;
-  for (const Residency& r : p.residencies) {
-    if (r.tensor != id || r.end != p.exit()) continue;
-    if (!overlap_of(t, r, begin, static_cast<Bytes>(out.size())).empty()) places.push_back(&r);
+  return read_places(s, p, id, begin, out,
+                     [&](const Residency& r) { return r.end == p.exit(); });
+}
+
+Status Executor::read_abandoned(std::string_view name, std::span<std::byte> out) {
+  ExecutorState& s = *state_;
+  HR_CHECK(s.abandoned_at != kEntry, "read_abandoned() after abandon()");
+  const Program& p = s.current->program;
+  const auto& tensors = p.graph->tensors;
+  const auto t = std::find_if(tensors.begin(), tensors.end(),
+                              [&](const Tensor& each) { return each.name == name; });
+  if (t == tensors.end()) {
+    return error(Code::kUsage, "program '%s' has no tensor '%s'", p.name.c_str(),
+                 std::string(name).c_str());
   }
-  // A copy may be older than what the device has, or than a copy stored later: the newest last.
-  std::stable_sort(places.begin(), places.end(), [](const Residency* a, const Residency* b) {
-    const bool a_here = a->tier == kDevice, b_here = b->tier == kDevice;
-    return a_here != b_here ? b_here : a->begin < b->begin;
+  HR_TRY(check_part(*t, 0, out.size()));
+  return read_places(s, p, TensorId(t - tensors.begin()), 0, out, [&](const Residency& r) {
+    return r.begin < s.abandoned_at && r.end > s.abandoned_at;
   });
-  for (const Residency* r : places) {
-    if (r->codec != Codec::kNone) return encoded(p, *r);
-    const Overlap part = overlap_of(t, *r, begin, static_cast<Bytes>(out.size()));
-    const auto to = out.subspan(static_cast<size_t>(part.first - begin),
-                                static_cast<size_t>(part.end - part.first));
-    const Bytes inside = part.first - r->range.begin;
-    if (r->tier == kDevice) {
-      std::memcpy(to.data(), s.arena.at(r->offset + inside, part.end - part.first).data(),
-                  to.size());
-    } else {
-      HR_TRY(load_copy(s, *r, inside, to).within(named(p, *r)));
-    }
-  }
-  return {};
 }
 
 Result<std::vector<std::byte>> Executor::read_state(const Prepared& prepared,

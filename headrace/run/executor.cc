@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "headrace/kernel/half.h"
 #include "headrace/run/executor_state.h"
@@ -45,10 +46,12 @@ Status check_finite(const Graph& g, const ComputeStep& c) {
   return check(c.op->updates, c.updates);
 }
 
+}  // namespace
+
 // One run of one Program.
-class Run {
+class Walk {
  public:
-  Run(ExecutorState& state, const PreparedProgram& p, const StepRows& rows, Trace* trace)
+  Walk(ExecutorState& state, const PreparedProgram& p, const StepRows& rows, Trace* trace)
       : state_(state), p_(p), rows_(rows), trace_(trace), clock_(*state.options.clock),
         start_(clock_.now()) {
     if (trace_ != nullptr) {
@@ -57,34 +60,60 @@ class Run {
     }
     state_.transfers.begin_run(trace, &rows_, start_);
   }
-  ~Run() { state_.transfers.end_run(); }
+  ~Walk() { state_.transfers.end_run(); }
 
-  Status walk(const std::atomic<bool>* cancel) {
-    for (size_t s = 0; s < p_.program.instrs.size(); ++s) {
-      if (!p_.freed.empty()) poison(s);
-      const Instr& i = p_.program.instrs[s];
-      const bool compute = i.kind == InstrKind::kCompute;
-      if (compute && cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
+  Status run(const std::atomic<bool>* cancel) {
+    while (true) {
+      HR_ASSIGN(const ComputeStep* const c, next());
+      if (c == nullptr) return {};
+      if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
         return error(Code::kCancelled, "stopped on request");
       }
-      Status status = step(s, i);
-      if (!status.ok()) {
-        const Graph& g = *p_.program.graph;
-        return status.within("at " + (compute ? g.at(i.op).name : g.at(i.tensor).name));
+      const OpContext context{*p_.program.graph, *c->op, c->inputs, c->outputs, c->updates,
+                              c->workspace,      rows_,  state_.pool};
+      c->kernel(context);
+    }
+  }
+
+  // The next op, all it waits for being there, after the one before has been computed; null: there is
+  // none, and all outputs are there.
+  Result<const ComputeStep*> next() {
+    if (computing_ != nullptr) {
+      HR_TRY(named(at_, end_compute()));
+      ++at_;
+    }
+    for (; at_ < p_.program.instrs.size(); ++at_) {
+      if (!p_.freed.empty()) poison(at_);
+      const Instr& i = p_.program.instrs[at_];
+      if (i.kind == InstrKind::kCompute) {
+        HR_TRY(named(at_, begin_compute(p_.computes[static_cast<size_t>(p_.index[at_])])));
+        return computing_;
       }
+      HR_TRY(named(at_, step(at_, i)));
     }
     // The caller reads the outputs next.
     const Nanos begin = clock_.now();
     HR_ASSIGN(const Nanos ready, wait_for(p_.output_loads, begin));
     if (trace_ != nullptr) trace_->total_ns = ready - start_;
-    return {};
+    return static_cast<const ComputeStep*>(nullptr);
   }
+  // Instructions before it have been issued.
+  size_t position() const { return at_; }
 
  private:
+  // `status` of instruction s, named.
+  Status named(size_t s, const Status& status) const {
+    if (status.ok()) return status;
+    const Instr& i = p_.program.instrs[s];
+    const Graph& g = *p_.program.graph;
+    const bool compute = i.kind == InstrKind::kCompute;
+    return status.within("at " + (compute ? g.at(i.op).name : g.at(i.tensor).name));
+  }
+
   Status step(size_t s, const Instr& i) {
     const int32_t at = p_.index[s];
     switch (i.kind) {
-      case InstrKind::kCompute: return compute(p_.computes[static_cast<size_t>(at)], s, i);
+      case InstrKind::kCompute: break;  // next()
       case InstrKind::kEncode:
       case InstrKind::kDecode: return code(p_.codecs[static_cast<size_t>(at)], s, i);
       case InstrKind::kDetach:
@@ -109,17 +138,19 @@ class Run {
              : trace_->gathered_bytes) += bytes;
   }
 
-  Status compute(const ComputeStep& c, size_t s, const Instr& i) {
-    const Nanos begin = clock_.now();
+  Status begin_compute(const ComputeStep& c) {
+    begin_ = clock_.now();
     if (!state_.carried.empty()) {
       for (HeldId w : c.weights) HR_TRY(arrive(w));
     }
-    HR_ASSIGN(const Nanos ready, wait_for(c.waits, begin));
-    const OpContext context{*p_.program.graph, *c.op, c.inputs, c.outputs, c.updates,
-                            c.workspace,       rows_, state_.pool};
-    c.kernel(context);
+    HR_ASSIGN(ready_, wait_for(c.waits, begin_));
+    computing_ = &c;
+    return {};
+  }
+  Status end_compute() {
+    const ComputeStep& c = *std::exchange(computing_, nullptr);
     if (state_.check_finite) HR_TRY(check_finite(*p_.program.graph, c));
-    return done(s, i, begin, ready);
+    return done(at_, p_.program.instrs[at_], begin_, ready_);
   }
 
   Status code(const CodecStep& c, size_t s, const Instr& i) {
@@ -182,7 +213,12 @@ class Run {
   Clock& clock_;
   Nanos start_;
   bool waited_ = false;
+  size_t at_ = 0;  // the next instruction, or the one of computing_
+  const ComputeStep* computing_ = nullptr;
+  Nanos begin_ = 0, ready_ = 0;  // of computing_
 };
+
+namespace {
 
 // Leaves the Program before; what it still loads for this one goes on.
 Status leave_for(ExecutorState& state, const PreparedProgram& p) {
@@ -230,6 +266,17 @@ Status enter(ExecutorState& state, const std::shared_ptr<PreparedProgram>& p) {
   return {};
 }
 
+Status ready_for(const ExecutorState& s, const Prepared& prepared, const StepRows& rows) {
+  if (!s.failed.ok()) return s.failed.within("nothing runs after an error");
+  HR_CHECK(rows.rows() >= 1 && rows.rows() <= prepared.body->program.graph->max_rows,
+           "rows within what the program was planned for");
+  return {};
+}
+
+Status end_of_run(ExecutorState& s, const PreparedProgram& p) {
+  return p.program.cyclic ? Status() : s.transfers.finish_stores();
+}
+
 }  // namespace
 
 Executor::Executor(Arena& arena, std::vector<Tier*> tiers, ThreadPool& pool,
@@ -261,20 +308,58 @@ Bytes Executor::codec_bytes(const Prepared& prepared) {
 Status Executor::run(Prepared& prepared, const StepRows& rows, Trace* trace,
                      const std::atomic<bool>* cancel) {
   ExecutorState& s = *state_;
-  if (!s.failed.ok()) return s.failed.within("nothing runs after an error");
-  const PreparedProgram& p = *prepared.body;
-  HR_CHECK(rows.rows() >= 1 && rows.rows() <= p.program.graph->max_rows,
-           "rows within what the program was planned for");
+  HR_TRY(ready_for(s, prepared, rows));
   Status status = enter(s, prepared.body);
   if (status.ok()) {
-    Run run(s, p, rows, trace);
-    status = run.walk(cancel);
-    if (status.ok() && (!p.program.cyclic)) status = s.transfers.finish_stores();
+    Walk walk(s, *prepared.body, rows, trace);
+    status = walk.run(cancel);
+    if (status.ok()) status = end_of_run(s, *prepared.body);
   }
+  if (!status.ok()) s.fail(status);
+  return status;
+}
+
+Status Executor::begin(Prepared& prepared, const StepRows& rows, Trace* trace) {
+  ExecutorState& s = *state_;
+  HR_CHECK(s.options.caller_computes && s.walk == nullptr, "one run at a time, by the caller");
+  HR_TRY(ready_for(s, prepared, rows));
+  if (Status status = enter(s, prepared.body); !status.ok()) {
+    s.fail(status);
+    return status;
+  }
+  s.caller_rows = rows;
+  s.walk = std::make_shared<Walk>(s, *prepared.body, s.caller_rows, trace);
+  return {};
+}
+
+Result<const Executor::Turn*> Executor::next() {
+  ExecutorState& s = *state_;
+  HR_CHECK(s.walk != nullptr, "next() between begin() and the end of the run");
+  auto c = s.walk->next();
+  Status status = c.status();
+  if (status.ok() && c.value() == nullptr) status = end_of_run(s, *s.current);
   if (!status.ok()) {
-    s.failed = status;
-    s.drain();
+    s.fail(status);
+    s.walk.reset();
+    return status;
   }
+  if (c.value() == nullptr) {
+    s.walk.reset();
+    return static_cast<const Turn*>(nullptr);
+  }
+  const ComputeStep& step = *c.value();
+  const Graph& g = *s.current->program.graph;
+  s.turn = {OpId(step.op - g.ops.data()), step.inputs, step.outputs, step.updates};
+  return &s.turn;
+}
+
+Status Executor::abandon() {
+  ExecutorState& s = *state_;
+  HR_CHECK(s.walk != nullptr, "abandon() between begin() and the end of the run");
+  s.abandoned_at = Step(static_cast<int64_t>(s.walk->position()));
+  s.walk.reset();
+  Status status = s.settle();
+  s.fail(error(Code::kCancelled, "left in the middle of a step"));
   return status;
 }
 

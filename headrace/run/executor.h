@@ -71,6 +71,8 @@ struct ExecutorOptions {
   // Tests: bytes are filled with 0xFF (a NaN in every float format) as soon as no residency and no
   // unfinished transfer holds them.
   bool poison_freed = false;
+  // Ops are computed by the caller, between begin() and the end of the run: no kernel is looked up.
+  bool caller_computes = false;
   // Must outlive the executor. With emulate_compute, and tiers behind an EmulatedLink of the same
   // ManualClock, time is virtual and every Trace is repeatable.
   Clock* clock = &real_clock();
@@ -97,6 +99,23 @@ class Executor {
   // `cancel`, when not null and set, stops between two instructions with kCancelled.
   Status run(Prepared& prepared, const StepRows& rows, Trace* trace,
              const std::atomic<bool>* cancel = nullptr);
+
+  // The same run with the caller between the instructions (caller_computes): begin(), then next()
+  // until it returns null. Each turn is an op that may now be computed, whose operands stay where they
+  // are until the next call; what it writes must have been written by then. One such run at a time.
+  struct Turn {
+    OpId op;
+    std::span<const std::byte* const> inputs;  // null: an absent one
+    std::span<std::byte* const> outputs, updates;
+  };
+  Status begin(Prepared& prepared, const StepRows& rows, Trace* trace);
+  Result<const Turn*> next();
+  // Ends a run in the middle, before the op of the last turn has been computed: all transfers end.
+  // Nothing runs afterwards, but read_abandoned().
+  Status abandon();
+  // After abandon(): the bytes of a tensor that a later op of the Program would have read. kUsage when
+  // there is no such tensor or it is nowhere.
+  Status read_abandoned(std::string_view name, std::span<std::byte> out);
 
   // The output called `name` as of the last run: [max_output_rows, cols], f32, valid until the
   // next run. Empty when the Program has no such output.

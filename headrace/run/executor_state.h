@@ -14,6 +14,8 @@ struct Held {
   Bytes offset = 0;
 };
 
+class Walk;  // one run of one Program, see executor.cc
+
 struct ExecutorState {
   Arena& arena;
   std::vector<Tier*> tiers;
@@ -32,6 +34,11 @@ struct ExecutorState {
   Executor::Moved moved;
   bool check_finite = false;
   Status failed;  // the error that ended it all
+  // Of a run whose ops the caller computes.
+  std::shared_ptr<Walk> walk;  // null: there is none
+  StepRows caller_rows;
+  Executor::Turn turn;
+  Step abandoned_at = kEntry;  // instructions before it were issued; kEntry: none was abandoned
 
   ExecutorState(Arena& a, std::vector<Tier*> t, ThreadPool& p, ExecutorOptions o)
       : arena(a), tiers(std::move(t)), pool(p), options(std::move(o)), transfers(tiers, options) {}
@@ -73,6 +80,12 @@ struct ExecutorState {
     for (const Carried& c : carried) (void)c.tier->wait(c.ticket);
     carried.clear();
     transfers.drain();
+  }
+
+  // Nothing runs any more.
+  void fail(const Status& status) {
+    failed = status;
+    drain();
   }
 
   // Ok when nothing is in flight any more.

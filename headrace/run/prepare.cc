@@ -99,8 +99,8 @@ class Preparer {
     const Op& op = g_.at(i.op);
     ComputeStep c;
     c.op = &op;
-    c.kernel = find_kernel(op, DeviceKind::kCpu);
-    if (c.kernel == nullptr) {
+    if (!context_.options.caller_computes) c.kernel = find_kernel(op, DeviceKind::kCpu);
+    if (c.kernel == nullptr && !context_.options.caller_computes) {
       const char* kind = op.kernel.empty() ? name_of(op.kind) : op.kernel.c_str();
       return error(Code::kUnsupported, "no kernel computes %s ('%s')", kind, op.name.c_str());
     }

@@ -55,10 +55,11 @@ Result<std::unique_ptr<TrainEngine>> TrainEngine::start(Program program,
   HR_CHECK(options.tiers.size() == program.tiers.size(), "a place for each tier");
   std::unique_ptr<TrainEngine> e(new TrainEngine);
   HR_ASSIGN(Arena arena, Arena::create(program.arena_bytes));
-  e->arena_ = std::make_unique<Arena>(std::move(arena));
+  e->arena_ = std::make_shared<Arena>(std::move(arena));
   const std::vector<Bytes> bytes = copy_bytes(program);
   ExecutorOptions o;
   o.poison_freed = options.paranoid;
+  o.caller_computes = options.caller_computes;
   o.copies.resize(program.tiers.size());
   std::vector<Tier*> tiers = {nullptr};
   e->tiers_.resize(1);

@@ -24,6 +24,7 @@ struct EngineOptions {
   };
   std::vector<TierPlace> tiers;
   int threads = 1;
+  bool caller_computes = false;  // begin(), next(), ... instead of run(): see Executor
   bool paranoid = false;  // freed memory is filled with NaN; what comes from a file is checked
   // Tests: puts something around tier number `t`.
   std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>, size_t t)> wrap;
@@ -38,12 +39,23 @@ class TrainEngine {
 
   // One run of the step. Preconditions: state has been written.
   Status run(const StepRows& rows, Trace* trace);
+  // The same with ops that the caller computes, as Executor has it.
+  Status begin(const StepRows& rows, Trace* trace) {
+    return executor_->begin(*prepared_, rows, trace);
+  }
+  Result<const Executor::Turn*> next() { return executor_->next(); }
+  Status abandon() { return executor_->abandon(); }
+  Status read_abandoned(std::string_view name, std::span<std::byte> out) {
+    return executor_->read_abandoned(name, out);
+  }
   // From the frozen file; once, before the first run.
   Status load_frozen() { return executor_->load_entry_state(*prepared_); }
   Status write(std::string_view name, Bytes begin, std::span<const std::byte> bytes);
   Status read(std::string_view name, Bytes begin, std::span<std::byte> out);
   // Of the last run; empty when there is no such output.
   std::span<const float> output(std::string_view name) const;
+  // Turns point into it; it may outlive the engine.
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
   void check_finite(bool on) { executor_->check_finite(on); }
 
   const Program& program() const { return Executor::program_of(*prepared_); }
@@ -54,7 +66,7 @@ class TrainEngine {
  private:
   TrainEngine() = default;
 
-  std::unique_ptr<Arena> arena_;
+  std::shared_ptr<Arena> arena_;
   std::vector<std::unique_ptr<Tier>> tiers_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Executor> executor_;
