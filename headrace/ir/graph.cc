@@ -21,7 +21,8 @@ constexpr std::array<const char*, kAttrCount> kAttrs = {
     "seconds",  "flops",           "traffic",        "recompute",
     "row_begin", "sequence",       "positions",      "weights",  "bias",      "inverse",
     "probability", "stream",       "grad",           "max_norm", "beta1",     "beta2",
-    "weight_decay", "momentum",    "group"};
+    "weight_decay", "momentum",    "group",
+    "causal",   "first",           "channels",       "height",   "patch"};
 
 constexpr std::array<const char*, kDataClassCount> kClasses = {
     "weight", "optimizer", "gradient", "activation", "kv", "input", "other"};
