@@ -15,10 +15,14 @@ Checks; any that fails is listed, and the exit code is 1:
   4. /health answers all along; at the end nothing runs or waits, no file descriptor is left,
      and a request is answered right.
   5. On SIGTERM a stream that runs is ended whole, and the exit code is 0.
+  6. Sequences were preempted to the disk and went on, with the same answers.
+  7. While the disk takes nothing (from a half to six tenths of the run no file may be written
+     to, RLIMIT_FSIZE) and stored prefixes are damaged, answers are right all the same.
 
 The mix, seeded (percent): answers checked 64 (long prompts 6), clients that leave in the
 middle 14, half-closed 6, too large 6, malformed 9, slow heads 1; beside them 1,000 idle
-connections and, five times, 300 requests at once, some of which are told to wait (429).
+connections and, five times, 300 requests at once, some of which are told to wait (429). Three
+of ten have a higher priority than the others, which give way to them.
 """
 import argparse
 import asyncio
@@ -46,6 +50,8 @@ COUNTERS = ("generated_tokens_total", "prompt_tokens_total", "cached_tokens_tota
             "preemptions_total", "prefix_store_hits_total", "draft_tokens_total",
             "draft_accepted_total", "step_failures_total", "http_requests_total",
             "http_timeouts_total")
+PRIORITIES = ((0, 70), (1, 20), (2, 10))  # of answers that are checked, in percent
+TROUBLE = (0.5, 0.6)  # of the requests: no file of the server takes anything
 PATIENCE_S = 600    # that a request may take before it counts as lost
 WAIT = (429, 503)   # typed answers that ask to come again
 BODY_LIMIT = 8 * MIB
@@ -134,6 +140,43 @@ def kinds(seed, count):
     return rng.choices(list(MIX), list(MIX.values()), k=count)
 
 
+def priority(rng):
+    return rng.choices(*zip(*PRIORITIES))[0]
+
+
+# ---- the disk -------------------------------------------------------------------------
+
+
+def ignores(pid, number):
+    """Whether a process ignores a signal."""
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigIgn:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def full_disk(pid, full):
+    """Writes of a process fail from now on, with EFBIG; or no longer."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0 if full else hard, hard))
+
+
+def damage(folder, rng):
+    """Turns a byte over in one of four files there; how many were damaged."""
+    files = sorted(f for f in pathlib.Path(folder).rglob("*") if f.is_file())
+    count = 0
+    for file in rng.sample(files, (len(files) + 3) // 4):
+        try:
+            with open(file, "r+b") as f:
+                at = rng.randrange(max(1, os.fstat(f.fileno()).st_size))
+                byte = os.pread(f.fileno(), 1, at) or b"\0"
+                os.pwrite(f.fileno(), bytes([byte[0] ^ 0xFF]), at)
+                count += 1
+        except FileNotFoundError:
+            pass  # one that was being written
+    return count
+
+
 # ---- asking ----------------------------------------------------------------------------
 
 
@@ -148,6 +191,7 @@ class Soak:
         self.idle, self.reopened = [], 0
         self.health_s = []
         self.over = False
+        self.trouble = "none"
 
     def fail(self, text):
         self.failures.append(text)
@@ -199,9 +243,10 @@ class Soak:
         return answer.whole and isinstance(error, dict) and bool(error.get("message")) \
             and "type" in error
 
-    async def answered(self, question, stream=False, half=False):
+    async def answered(self, question, stream=False, half=False, priority=0):
         """One answer to a known question; comes again when told to wait."""
         name, path, body = question
+        body = {**body, "priority": priority}
         if stream:
             body = {**body, "stream": True}
         until = time.monotonic() + PATIENCE_S
@@ -265,16 +310,17 @@ class Soak:
     async def one(self, kind, rng):
         pick = rng.choice(self.questions)
         if kind in ("answer", "stream"):
-            await self.answered(pick, stream=kind == "stream")
+            await self.answered(pick, stream=kind == "stream", priority=priority(rng))
         elif kind == "long":
             await self.answered(rng.choice([q for q in self.questions if "long" in q[0]]),
-                                stream=rng.random() < 0.5)
+                                stream=rng.random() < 0.5, priority=priority(rng))
         elif kind == "leave":
             await self.leave(pick, rng.randint(1, 12))
         elif kind == "leave at once":
             await self.leave(pick, 0)
         elif kind == "half-closed":
-            await self.answered(pick, stream=rng.random() < 0.7, half=True)
+            await self.answered(pick, stream=rng.random() < 0.7, half=True,
+                                priority=priority(rng))
         elif kind == "large body":
             await self.refused("a large body", "POST", "/v1/completions",
                                b" " * (BODY_LIMIT + 1), {}, (413,))
@@ -288,17 +334,17 @@ class Soak:
             await self.slow_head()
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
-    async def burst(self, size):
+    async def burst(self, size, rng):
         """So many at once: each right, or told to come again."""
-        async def once():
+        async def once(priority):
             name, path, body = self.questions[0]
-            answer = await self.ask("POST", path, body)
+            answer = await self.ask("POST", path, {**body, "priority": priority})
             if answer is not None and answer.status in WAIT and self.typed(answer):
                 self.waits += 1
             elif answer is None or answer.status != 200 or said(answer) != self.known[name]:
                 self.fail(f"one of {size} at once: {describe(answer)}")
             self.counts["burst"] = self.counts.get("burst", 0) + 1
-        await asyncio.gather(*(once() for _ in range(size)))
+        await asyncio.gather(*(once(priority(rng)) for _ in range(size)))
 
     # ---- beside -----------------------------------------------------------------------
 
@@ -337,6 +383,20 @@ class Soak:
             count += 1
             await asyncio.sleep(0.25)
 
+    def disk(self, index):
+        """The window in which the disk is full, by the number of the request."""
+        begin, end = (int(part * self.o.requests) for part in TROUBLE)
+        if index == begin:
+            if not ignores(self.server.pid, signal.SIGXFSZ):
+                self.trouble = "not tried: the server would end by SIGXFSZ"
+                return
+            files = damage(self.o.store, self.rng)
+            full_disk(self.server.pid, True)
+            self.trouble = f"{end - begin} requests without a disk to write to, {files} files " \
+                           "of prefixes damaged"
+        elif index == end:
+            full_disk(self.server.pid, False)
+
     async def drive(self):
         begin = time.monotonic()
         plan = list(enumerate(kinds(self.o.seed, self.o.requests)))
@@ -351,9 +411,14 @@ class Soak:
             while plan and time.monotonic() < until:
                 index, kind = plan.pop()
                 await asyncio.sleep(max(0.0, begin + index * pace - time.monotonic()))
+                rng = random.Random(self.o.seed * 10 ** 6 + index)
+                try:
+                    self.disk(index)
+                except OSError as error:
+                    self.fail(f"the window of a full disk: {error}")
                 if index in bursts:
-                    await self.burst(self.o.burst)
-                await self.one(kind, random.Random(self.o.seed * 10 ** 6 + index))
+                    await self.burst(self.o.burst, rng)
+                await self.one(kind, rng)
                 if index and index % 500 == 0:
                     rss = self.samples[-1][1] / MIB if self.samples else 0
                     print(f"soak: {index} of {self.o.requests}, "
@@ -438,10 +503,14 @@ def soak(o):
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with tempfile.TemporaryDirectory(dir=o.folder) as folder:
         o.model = o.model or servers.model_for_tests(folder)
+        o.store = pathlib.Path(folder) / "prefix"
         server = servers.headrace(
             o.headrace, o.model, o.memory * MIB, threads=o.threads, context=CONTEXT,
-            kv_folder=folder, prefix_store=pathlib.Path(folder) / "prefix",
-            extra=o.extra).start()
+            kv_folder=folder, prefix_store=o.store,
+            extra=o.extra)
+        # Where a file may not grow, writing raises this signal besides.
+        server.command = ["env", "--ignore-signal=XFSZ", *server.command]
+        server.start()
         try:
             return soak_server(o, server)
         finally:
@@ -459,6 +528,8 @@ def soak_server(o, server):
         if server.alive():
             text = asyncio.run(s.settle(files))
             facts["metrics"] = {name: client.metric(text, f"headrace_{name}") for name in COUNTERS}
+            if facts["metrics"]["preemptions_total"] == 0:
+                s.fail("nothing was preempted")
             facts["VmHWM"] = server.memory().get("VmHWM", 0)
             asyncio.run(s.drain())
             server.thread.join(PATIENCE_S)  # a second SIGTERM would end it at once
@@ -474,7 +545,7 @@ def soak_server(o, server):
     if facts.get("seconds", 0) >= 600 and facts["slope_bytes_per_min"] > o.slope * KIB:
         s.fail(f"VmRSS grows by {facts['slope_bytes_per_min'] / KIB:.1f} KiB a minute")
     facts |= {"counts": s.counts, "waits": s.waits, "gone": s.gone, "reopened": s.reopened,
-              "idle": o.idle,
+              "idle": o.idle, "trouble": s.trouble,
               "health_worst_s": max(s.health_s, default=None), "failures": s.failures,
               "samples": s.samples[::max(1, len(s.samples) // 500)]}
     return facts
@@ -490,6 +561,7 @@ def table(facts):
         ["told to come again (429, 503)", facts["waits"]],
         ["half-closed, taken for gone", facts["gone"]],
         ["idle connections beside", f"{facts['idle']}, opened again {facts['reopened']} times"],
+        ["trouble with the disk", facts["trouble"]],
         ["seconds", f"{facts.get('seconds', 0):.0f}"],
         ["peak RSS / budget, MiB", f"{facts['peak_rss'] / MIB:.2f} / {facts['budget'] / MIB:.0f}"],
         ["RSS slope after warm-up, KiB a minute", f"{facts['slope_bytes_per_min'] / KIB:.2f}"],

@@ -1,9 +1,15 @@
 #!/usr/bin/env python3
 """What measures servers measures right: the client, the figures, the slope."""
 import asyncio
+import errno
 import json
+import os
 import pathlib
+import random
+import signal
+import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -126,6 +132,40 @@ class Figures(unittest.TestCase):
         text = "# HELP a_b x\na_b_total 7\na_b 3.5\na_b{x=\"1\"} 9\n"
         self.assertEqual(client.metric(text, "a_b"), 3.5)
         self.assertIsNone(client.metric(text, "a"))
+
+
+class Disk(unittest.TestCase):
+    def test_a_full_disk_is_one_for_a_process_until_it_is_taken_back(self):
+        writer = ("import sys\nfor line in sys.stdin:\n  try:\n    open(line.strip(), 'w')"
+                  ".write('text')\n    print('written', flush=True)\n  except OSError as e:\n"
+                  "    print(e.strerror, flush=True)\n")
+        with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+                [sys.executable, "-c", writer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                text=True) as child:
+            def write():
+                child.stdin.write(f"{folder}/file\n")
+                child.stdin.flush()
+                return child.stdout.readline().strip()
+            self.assertEqual(write(), "written")
+            self.assertTrue(soak.ignores(child.pid, signal.SIGXFSZ))  # Python does
+            self.assertFalse(soak.ignores(child.pid, signal.SIGTERM))
+            soak.full_disk(child.pid, True)
+            self.assertEqual(write(), os.strerror(errno.EFBIG))
+            soak.full_disk(child.pid, False)
+            self.assertEqual(write(), "written")
+            child.stdin.close()
+
+    def test_damage_is_one_byte_in_one_of_four_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            names = [pathlib.Path(folder) / str(i) for i in range(8)]
+            for name in names:
+                name.write_bytes(bytes(100))
+            self.assertEqual(soak.damage(folder, random.Random(1)), 2)
+            bad = [name.read_bytes() for name in names if name.read_bytes() != bytes(100)]
+            self.assertEqual(len(bad), 2)
+            for data in bad:
+                self.assertEqual((len(data), data.count(0), data.count(255)), (100, 99, 1))
+            self.assertEqual(soak.damage(pathlib.Path(folder) / "none", random.Random(1)), 0)
 
 
 class TinyModel(unittest.TestCase):
