@@ -136,8 +136,8 @@ class Figures(unittest.TestCase):
 
 class Disk(unittest.TestCase):
     def test_a_full_disk_is_one_for_a_process_until_it_is_taken_back(self):
-        writer = ("import sys\nfor line in sys.stdin:\n  try:\n    open(line.strip(), 'w')"
-                  ".write('text')\n    print('written', flush=True)\n  except OSError as e:\n"
+        writer = ("import sys\nfor line in sys.stdin:\n  try:\n    open(line.strip(), 'wb', 0)"
+                  ".write(b'text')\n    print('written', flush=True)\n  except OSError as e:\n"
                   "    print(e.strerror, flush=True)\n")
         with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
                 [sys.executable, "-c", writer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
