@@ -7,9 +7,9 @@
 # --check  installs nothing: names what is missing and ends with 1
 set -eu
 
-packages="g++ cmake ninja-build pkg-config python3 python3-pip liburing-dev
-nlohmann-json3-dev libcli11-dev libpcre2-dev libzstd-dev libxxhash-dev libboost-dev libgtest-dev
-libgmock-dev"
+packages="g++ cmake ninja-build pkg-config python3 python3-pip python3-venv python3-dev
+liburing-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libzstd-dev libxxhash-dev libboost-dev
+libgtest-dev libgmock-dev"
 
 missing=""
 for p in $packages; do

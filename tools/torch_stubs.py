@@ -4,11 +4,12 @@
 usage: tools/torch_stubs.py SITE_PACKAGES/torch
 
 The wheel's own libraries are linked against gigabytes of CUDA libraries that come in wheels of
-their own. Nothing of them is called where there is no GPU, but the loader wants each to exist, with
-the symbol versions and the symbols that are asked of it. This reads what is asked from the ELF
-files that `import torch` loads and compiles libraries that have just that, each function answering
-100 (cudaErrorNoDevice; those that name errors, a text): 1 MB and seconds instead of 3 GB. They lie beside the wheel's libraries,
-whose run path has $ORIGIN. A library that the system or a wheel has is left alone.
+their own. Nothing of them does anything where there is no GPU, but the loader wants each to exist,
+with the symbol versions and the symbols that are asked of it. This reads what is asked from the ELF
+files that `import torch` loads and compiles libraries that have just that: 1 MB and seconds instead
+of 3 GB. Each function answers 100, cudaErrorNoDevice; those that name an error answer a text. They
+lie beside the wheel's libraries, whose run path has $ORIGIN. A library that the system or a wheel
+has is left alone.
 
 Formats: the System V ABI's "Object Files" chapter and, for versions, the Linux Standard Base's
 "Symbol Versioning".
