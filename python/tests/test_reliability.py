@@ -1,0 +1,335 @@
+"""What goes wrong in the field, done on purpose, through the doors: each from a real report.
+
+The same list that `headrace train` is tested with, as far as it is about a door. Bits and bytes are
+compared; no test looks at a clock.
+"""
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import doors
+import headrace
+import models
+from doors import MIB, How
+from models import CASES
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def through(door, memory, folder, case="llama", how=How(), **more):
+    case = CASES[case]
+    return doors.train(case.model(), case.batch, case.loss, how, door, memory, folder, **more)
+
+
+def tight(door, folder, case="llama", how=How(), **more):
+    return doors.in_the_least(lambda memory: through(door, memory, folder, case, how, **more))
+
+
+def start_worker(*words, environment=()):
+    return subprocess.Popen([sys.executable, HERE / "worker.py", *map(str, words)],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, **dict(environment)})
+
+
+def worker(*words, environment=()):
+    """Lines of a worker that ends well."""
+    child = start_worker(*words, environment=environment)
+    out, err = child.communicate()
+    assert child.returncode == 0, err[-2000:]
+    return out.splitlines()
+
+
+def resident():
+    """Bytes that this process holds now."""
+    for line in open("/proc/self/status"):
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("/proc/self/status has no VmRSS")
+
+
+def scratch_bytes():
+    """Bytes on the disk of files without a name that this process has open."""
+    total = 0
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            if re.search(r"\(deleted\)$", os.readlink(entry.path)):
+                total += os.stat(entry.path).st_blocks * 512
+        except FileNotFoundError:
+            pass
+    return total
+
+
+# --- The same numbers, whatever happens ---
+
+@pytest.mark.parametrize("parts", (1, 2, 4, 8))
+@pytest.mark.parametrize("door", ("eager", "compile"))
+def test_accumulated_gradients_have_the_norm_of_one_big_batch(door, parts, folder):
+    case = CASES["llama"]
+    tokens, targets = models.token_batch(torch.Generator().manual_seed(5), rows=8)
+
+    def norm(door, parts, memory):
+        bare = case.model()
+        model, _ = doors.open_door(door, bare, doors.make_optimizer(bare, How()), memory, folder)
+        for _ in range(2):     # the second time a plan is followed
+            bare.zero_grad()
+            for part in zip(tokens.chunk(parts), targets.chunk(parts)):
+                (case.loss(model, *part) / parts).backward()
+        return torch.nn.utils.get_total_norm([p.grad for p in bare.parameters()])
+    assert torch.allclose(norm(door, parts, "48MiB"), norm(None, 1, None), rtol=1e-5)
+
+
+@pytest.mark.parametrize("door", ("eager", "compile"))
+def test_shapes_that_change_between_micro_batches(door, folder):
+    def batches():
+        lengths = random.Random(3)
+        return lambda generator: models.token_batch(generator, 4, lengths.choice([24, 48, 64]))
+    case, how = CASES["llama"], How(accumulation=3, steps=6)
+    plain = doors.train(case.model(), batches(), case.loss, how)
+    got = doors.in_the_least(lambda memory: doors.train(
+        case.model(), batches(), case.loss, how, door, memory, folder))
+    doors.assert_same(got, plain, door)
+
+
+@pytest.mark.parametrize("door", ("eager", "compile"))
+def test_random_delays_change_no_bit_and_no_peak(door, folder, monkeypatch):
+    """Everything that moves waits before it starts and after it is done, now and then."""
+    from headrace._moved import MovedTensors
+    calm = tight(door, folder)
+    delays, count = random.Random(11), [0]
+
+    def delayed(original):
+        def call(*words, **more):
+            count[0] += 1
+            time.sleep(delays.choice([0, 0, 0.002, 0.01]))
+            out = original(*words, **more)
+            time.sleep(delays.choice([0, 0, 0.002]))
+            return out
+        return call
+    for name in ("pack", "unpack", "tick", "begin", "end"):
+        monkeypatch.setattr(MovedTensors, name, delayed(getattr(MovedTensors, name)))
+    slow = tight(door, folder)
+    assert count[0] > 50
+    assert all(torch.equal(a, b) for a, b in zip(slow.losses, calm.losses))
+    assert all(torch.equal(slow.state[name], calm.state[name]) for name in calm.state)
+
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_freed_memory_that_is_overwritten_changes_nothing(door, folder):
+    """MALLOC_PERTURB_ fills what is freed and what is new: a byte read too early or too late shows."""
+    words = ("llama", door, "40MiB", folder, 4)
+    poisoned = worker(*words, environment={"MALLOC_PERTURB_": "165"})
+    assert poisoned == worker(*words)
+    if door in doors.EXACT:
+        assert poisoned == worker("llama", "none", *words[2:])
+
+
+@pytest.mark.parametrize("tier", ("disk", "tmpfs", "default"))
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_two_hundred_steps_are_the_same_on_every_tier(door, tier, folder):
+    where = {"disk": folder, "tmpfs": "/dev/shm", "default": None}[tier]
+    how = How(steps=200, schedule=True)
+    plain = through(None, None, None, how=how)
+    got = tight(door, where, how=how)
+    if door in doors.EXACT:
+        doors.assert_same(got, plain, door)
+    else:
+        assert doors.distance(got.losses[-1], plain.losses[-1]) < 1e-3
+        roomy = through(door, "4GiB", where, how=how)
+        assert all(torch.equal(a, b) for a, b in zip(got.losses, roomy.losses))
+
+
+@pytest.mark.parametrize("door", ("eager", "compile"))
+def test_a_loss_that_is_not_a_number_is_plain_torchs(door, folder):
+    case = CASES["vit"]
+
+    def loss(model, images, labels):
+        return case.loss(model, images, labels) * (float("nan") if labels[0] > 4 else 1.0)
+    how = How(optimizer="sgd", steps=3)
+    plain = doors.train(case.model(), case.batch, loss, how, seed=2)
+    got = doors.train(case.model(), case.batch, loss, how, door, "64MiB", folder, seed=2)
+    for a, b in zip(got.losses, plain.losses):
+        assert torch.equal(a.isnan(), b.isnan())
+
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_frozen_and_unused_parameters_with_clipping(door, folder):
+    def build():
+        model = models.language_model("llama")
+        model.blocks[0].requires_grad_(False)
+        model.unused = torch.nn.Linear(64, 64)
+        return model
+    case, how = CASES["llama"]._replace(build=build), How(clip=0.05)
+    plain = doors.train(case.model(), case.batch, case.loss, how)
+    got = doors.in_the_least(lambda memory: doors.train(
+        case.model(), case.batch, case.loss, how, door, memory, folder))
+    doors.assert_same(got, plain, door)
+
+
+# --- Processes that end ---
+
+def killed_again_and_again(door, folder, state, at, steps):
+    """Lines of a run that is killed right after each of the steps `at`, and started again."""
+    lines = []
+    for last in (*at, None):
+        child = start_worker("llama", door, "40MiB", folder, steps, "--state", state)
+        for line in child.stdout:
+            lines.append(line.strip())
+            if last is not None and line.split()[0] == str(last):
+                child.kill()
+                break
+        child.wait()
+        child.stdout.close()
+        errors = child.stderr.read()
+        child.stderr.close()
+        assert last is not None or child.returncode == 0, errors[-2000:]
+        assert not list(folder.iterdir()), "a killed run leaves scratch behind"
+    return lines
+
+
+@pytest.mark.parametrize("door, at", [("eager", range(10)), ("compile", (0, 4)), ("step", (0, 4, 9))])
+def test_killed_and_resumed_is_the_run_that_was_not(door, at, folder, tmp_path):
+    whole = worker("llama", door, "40MiB", folder, 12)
+    assert killed_again_and_again(door, folder, tmp_path / "state", at, 12) == whole
+
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_two_runs_at_once_share_a_folder(door, folder, tmp_path):
+    words = ("vit", door, "40MiB", folder, 6, "--state")
+    alone = worker(*words, tmp_path / "c")
+    children = [start_worker(*words, tmp_path / name) for name in "ab"]
+    for child in children:
+        out, err = child.communicate()
+        assert child.returncode == 0, err[-2000:]
+        assert out.splitlines() == alone
+
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_twenty_runs_leave_no_more_on_the_disk_than_one(door, folder):
+    sizes = []
+    for _ in range(20):
+        tight(door, folder, "vit", How(steps=2))
+        sizes.append(scratch_bytes())
+    assert sizes[-1] <= sizes[1], sizes
+
+
+# --- Errors ---
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_a_disk_that_takes_no_more_is_an_error_with_a_code(door, folder):
+    """RLIMIT_FSIZE: a write beyond it fails (EFBIG), as one on a full disk does (ENOSPC)."""
+    child = start_worker("llama", door, "40MiB", folder, 4, "--file-limit", 256 << 10)
+    out, err = child.communicate()
+    assert child.returncode == 1, out
+    last = err.strip().splitlines()[-1]
+    assert re.match(r"headrace\.(_errors\.)?HeadraceError: ", last), err[-2000:]
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_a_folder_that_is_not_there_is_named_before_any_work(door, folder):
+    with pytest.raises(headrace.HeadraceError, match="nowhere"):
+        through(door, "64MiB", folder / "nowhere")
+
+
+@pytest.mark.parametrize("memory", ("", "lots", "-1GiB", "1 XB", -5, 0, 1.5, None, float("nan")))
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_memory_that_means_nothing_is_refused_by_its_text(door, memory, folder):
+    with pytest.raises((headrace.HeadraceError, TypeError)) as refused:
+        through(door, memory, folder)
+    if isinstance(refused.value, headrace.HeadraceError):
+        assert refused.value.code == "usage"
+        assert str(memory) in str(refused.value)
+
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_what_cannot_fit_is_refused_with_numbers_and_options(door, folder):
+    with pytest.raises(headrace.DoesNotFit) as refused:
+        through(door, "1MiB", folder)
+    assert refused.value.budget_bytes == MIB
+    assert refused.value.needed_bytes > MIB
+    assert refused.value.options
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    a, b = CASES["vit"].model(), CASES["conv"].model()
+    with pytest.raises(headrace.HeadraceError) as refused:
+        headrace.fit(a, doors.make_optimizer(b, How()), memory="64MiB")
+    assert refused.value.code == "usage"
+
+
+# --- Memory ---
+
+@pytest.mark.parametrize("door", ("eager", "compile"))
+def test_interrupted_steps_leave_no_memory_behind(door, folder):
+    """Exceptions after the forward pass: half of what a step saves is alive then."""
+    case = CASES["llama"]
+    bare = case.model()
+    optimizer = doors.make_optimizer(bare, How())
+    model, _ = doors.open_door(door, bare, optimizer, "64MiB", folder)
+    batch = case.batch(torch.Generator().manual_seed(1))
+
+    def steps(count, interrupted):
+        for _ in range(count):
+            loss = case.loss(model, *batch)
+            if not interrupted:
+                loss.backward()
+                optimizer.step()
+            del loss
+            optimizer.zero_grad()
+    steps(5, False)
+    steps(5, True)
+    before = resident()
+    for _ in range(10):
+        steps(4, True)
+        steps(1, False)
+    assert resident() - before < 8 * MIB
+
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_a_thousand_steps_hold_no_more_than_two_hundred(door, folder):
+    case = CASES["vit"]
+    bare = case.model()
+    optimizer = doors.make_optimizer(bare, How())
+    model, _ = doors.open_door(door, bare, optimizer, "64MiB", folder)
+
+    def train_step(*batch):
+        loss = case.loss(model, *batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    step = train_step
+    if door == "step":
+        step = headrace.compile_step(train_step, bare, optimizer, memory="64MiB", folder=folder)
+    generator = torch.Generator().manual_seed(1)
+    sizes = []
+    for i in range(1000):
+        step(*case.batch(generator))
+        if i % 200 == 199:
+            sizes.append(resident())
+    assert sizes[-1] - sizes[0] < 2 * MIB, sizes
+    if door == "eager":
+        headrace.release(bare)
+
+
+def test_random_models_with_overwritten_memory(folder):
+    """A part of the fuzz tests where what is freed is overwritten."""
+    script = (
+        "import doors, random_models as r, sys, torch\n"
+        "torch.set_num_threads(1)\n"
+        "for seed in range(1000, 1030):\n"
+        "    s = r.scenario(seed)\n"
+        "    run = lambda d, m: doors.train(s.model(), s.batches(), r.loss, s.how, d, m,\n"
+        "                                   sys.argv[1], seed)\n"
+        "    got = doors.in_the_least(lambda m: run('eager', m))\n"
+        "    doors.assert_same(got, run(None, None), 'eager')\n")
+    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True,
+                          cwd=HERE, env={**os.environ, "MALLOC_PERTURB_": "90"})
+    assert done.returncode == 0, done.stderr[-2000:]
