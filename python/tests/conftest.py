@@ -1,15 +1,37 @@
-"""Shared by the tests of the package. None of them needs a network or leaves a file behind."""
+"""Shared by the tests of the package. None of them needs a network or leaves a file behind.
+
+HEADRACE_FUZZ_ALL=1 makes the fuzz tests long.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import pathlib
 import tempfile
 
-import pytest
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest  # noqa: E402
+
+try:
+    import torch
+    torch.set_num_threads(1)  # ctest runs several files at once
+except ImportError:
+    pass  # the tests that need it say so
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path) -> pathlib.Path:
+    """A folder for scratch files; what is left in it after the test is a failure of the test."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    yield scratch
+    assert not list(scratch.iterdir()), "scratch files are left behind"
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Trains a model plainly or through one of the doors, and compares what came of it.
 
-Everything a training loop of a user does is in `train`, in a user's order: the door is opened by its
-one line and nothing else differs. What a door returns is held against the plain run: bit for bit
+Everything a training loop of a user does is in `train`, in a user's order: the door is opened by
+its one line and nothing else differs. What a door returns is held against the plain run: bit for bit
 for the eager door; norm-wise for those that compute in another order (EXACT says which).
 """
 import contextlib

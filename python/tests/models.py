@@ -44,8 +44,8 @@ def language_loss(model, tokens, targets):
 
 
 def language_model(family, recompute=False, **more):
-    shape = dict(family=family, layers=3, hidden=128, heads=4, kv_heads=4 if family == "gpt2" else 2,
-                 ffn=320, vocab=VOCAB, sequence=TOKENS, checkpoint=recompute)
+    shape = dict(family=family, layers=3, hidden=128, heads=4,
+                 kv_heads=4 if family == "gpt2" else 2, ffn=320, vocab=VOCAB, sequence=TOKENS, checkpoint=recompute)
     return torch_step.Model(types.SimpleNamespace(**(shape | more)))
 
 
@@ -72,7 +72,7 @@ def low_rank_model():
 
 
 class Vit(nn.Module):
-    """A vision transformer: patches, a class token, learned positions (Dosovitskiy et al., 2020)."""
+    """A vision transformer: patches, a class token, learned positions (Dosovitskiy et al. 2020)."""
 
     def __init__(self, image=32, patch=4, hidden=128, layers=2, heads=4, classes=10):
         super().__init__()

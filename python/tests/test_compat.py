@@ -126,7 +126,8 @@ class Trainee:
         self.bare = self.case.model(seed)
         self.optimizer = doors.make_optimizer(self.bare, how)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda i: 0.9 ** i)
-        self.model, self.optimizer = doors.open_door(door, self.bare, self.optimizer, memory, folder)
+        self.model, self.optimizer = doors.open_door(door, self.bare, self.optimizer, memory,
+                                                     folder)
         self.step = self._step
         if door == "step":
             self.step = headrace.compile_step(self._step, self.bare, self.optimizer, memory=memory,

@@ -98,7 +98,8 @@ class Rows(torch.utils.data.Dataset):
         return 64
 
     def __getitem__(self, i):
-        tokens = torch.randint(0, models.VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(i))
+        generator = torch.Generator().manual_seed(i)
+        tokens = torch.randint(0, models.VOCAB, (LENGTH,), generator=generator)
         return {"input_ids": tokens, "labels": tokens}
 
 

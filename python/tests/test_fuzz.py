@@ -47,7 +47,8 @@ def test_eager_gives_the_same_bits(seed, folder):
         s.model(), s.batches(), random_models.loss, s.how, door, memory, folder, seed))
 
 
-# What fails in the middle and comes again is not for compiled graphs: a hook that raises breaks them.
+# What fails in the middle and comes again is not for compiled graphs: a hook that raises breaks
+# them.
 @pytest.mark.parametrize("seed", range(COUNT), ids=lambda seed: f"{seed}-")
 def test_compile_gives_the_same_numbers(seed, folder):
     s = random_models.scenario(seed)

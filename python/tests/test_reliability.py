@@ -122,7 +122,7 @@ def test_random_delays_change_no_bit_and_no_peak(door, folder, monkeypatch):
 
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_freed_memory_that_is_overwritten_changes_nothing(door, folder):
-    """MALLOC_PERTURB_ fills what is freed and what is new: a byte read too early or too late shows."""
+    """MALLOC_PERTURB_ fills what is freed and what is new: a byte read too late shows."""
     words = ("llama", door, "40MiB", folder, 4)
     poisoned = worker(*words, environment={"MALLOC_PERTURB_": "165"})
     assert poisoned == worker(*words)
@@ -193,7 +193,8 @@ def killed_again_and_again(door, folder, state, at, steps):
     return lines
 
 
-@pytest.mark.parametrize("door, at", [("eager", range(10)), ("compile", (0, 4)), ("step", (0, 4, 9))])
+@pytest.mark.parametrize("door, at", [("eager", range(10)), ("compile", (0, 4)),
+                                      ("step", (0, 4, 9))])
 def test_killed_and_resumed_is_the_run_that_was_not(door, at, folder, tmp_path):
     whole = worker("llama", door, "40MiB", folder, 12)
     assert killed_again_and_again(door, folder, tmp_path / "state", at, 12) == whole

@@ -3,9 +3,9 @@
 
 usage: worker.py CASE DOOR MEMORY FOLDER STEPS [--state FILE] [--file-limit BYTES]
 
-DOOR "none" is plain PyTorch. Prints a line a step: its number and the loss, exactly; with --state it
-goes on from FILE and writes it after each step, before the line. At the end: "state" and a digest of
-all parameters and moments.
+DOOR "none" is plain PyTorch. Prints a line a step: its number and the loss, exactly; with --state
+it goes on from FILE and writes it after each step, before the line. At the end: "state" and a
+digest of all parameters and moments.
 """
 import argparse
 import hashlib
