@@ -239,33 +239,35 @@ def markdown(rows):
     return out + ["| " + " | ".join(map(str, row)) + " |" for row in rows[1:]]
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__,
+def main(rows=ROWS, kind="train", script="bench/train/run.py", description=__doc__, setup=Setup,
+         more=lambda parser: None):
+    p = argparse.ArgumentParser(description=description,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("rows", nargs="*", choices=[*ROWS, []], default=list(ROWS))
+    p.add_argument("rows", nargs="*", choices=[*rows, []], default=list(rows))
     p.add_argument("--headrace", default=str(ROOT / "build/release/headrace"))
     p.add_argument("--torch", help="a Python that imports torch")
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--folder", help="on a disk; default: a temporary one in the build folder")
     p.add_argument("--out", default=str(ROOT / "bench/results"))
+    more(p)
     args = p.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             cwd=ROOT).stdout.strip()
     base = args.folder or str(ROOT / "build")
     with tempfile.TemporaryDirectory(dir=base) as folder:
-        s = Setup(args, folder)
+        s = setup(args, folder)
         for name in args.rows:
             load = os.getloadavg()[0]
-            rows, raw = ROWS[name](s)
-            stem = pathlib.Path(args.out) / f"{datetime.date.today()}-train-{name}"
+            table, raw = rows[name](s)
+            stem = pathlib.Path(args.out) / f"{datetime.date.today()}-{kind}-{name}"
             facts = measure.machine()
-            lines = [f"# {ROWS[name].__doc__}", "", *markdown(rows), "",
+            lines = [f"# {rows[name].__doc__}", "", *markdown(table), "",
                      f"{facts['cpu']}, {facts['cpus']} CPUs, commit {commit}, load before "
-                     f"{load:.1f}; `bench/train/run.py {name} --repeat {args.repeat}`; steps 2 to "
+                     f"{load:.1f}; `{script} {name} --repeat {args.repeat}`; steps 2 to "
                      f"{STEPS} of each run, median (least-most) of runs."]
             stem.with_suffix(".md").write_text("\n".join(lines) + "\n")
             stem.with_suffix(".json").write_text(json.dumps(
-                {"machine": facts, "commit": commit, "load": load, "table": rows, "raw": raw},
+                {"machine": facts, "commit": commit, "load": load, "table": table, "raw": raw},
                 indent=1) + "\n")
             print("\n".join(lines))
 

@@ -129,8 +129,8 @@ def cpu_seconds():
     return u.ru_utime + u.ru_stime
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__)
+def parser(description):
+    p = argparse.ArgumentParser(description=description)
     p.add_argument("--family", default="llama", choices=["llama", "gpt2"])
     for name, value in [("layers", 8), ("hidden", 512), ("heads", 8), ("kv-heads", 8),
                         ("ffn", 1408), ("vocab", 8192), ("batch", 8), ("sequence", 512),
@@ -138,30 +138,49 @@ def main():
         p.add_argument(f"--{name}", type=int, default=value)
     p.add_argument("--checkpoint", action="store_true", help="recompute every block")
     p.add_argument("--bf16", action="store_true", help="autocast to bf16, f32 parameters")
-    a = p.parse_args()
+    return p
+
+
+def prepare(a):
+    """The model, seeded, and its optimizer."""
     torch.set_num_threads(a.threads)
     torch.manual_seed(1)
     model = Model(a)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95),
+                                    weight_decay=0.1)
+
+
+def measure(a, step):
+    """Calls step(tokens, targets) -> loss for each step; what it took and gave as a dict."""
     generator = torch.Generator().manual_seed(2)
     wall, cpu, losses = [], [], []
     for _ in range(a.steps):
         tokens = torch.randint(0, a.vocab, (a.batch, a.sequence + 1), generator=generator)
         begin, begin_cpu = time.monotonic(), cpu_seconds()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=a.bf16):
-            loss = model(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(step(tokens[:, :-1], tokens[:, 1:]).item())
         wall.append(time.monotonic() - begin)
         cpu.append(cpu_seconds() - begin_cpu)
-    median = lambda x: sorted(x[1:])[len(x[1:]) // 2] if len(x) > 1 else x[0]
-    print(json.dumps({
-        "peer": "torch " + torch.__version__, "threads": a.threads, "checkpoint": a.checkpoint,
-        "bf16": a.bf16, "malloc": os.environ.get("MALLOC_MMAP_THRESHOLD_", "default"),
-        "s_per_step": median(wall), "cpu_s_per_step": median(cpu), "peak_rss_bytes": peak_rss(),
-        "losses": losses}))
+
+    def median(x):
+        return sorted(x[1:])[len(x[1:]) // 2] if len(x) > 1 else x[0]
+    return {"peer": "torch " + torch.__version__, "threads": a.threads,
+            "malloc": os.environ.get("MALLOC_MMAP_THRESHOLD_", "default"),
+            "s_per_step": median(wall), "cpu_s_per_step": median(cpu), "first_step_s": wall[0],
+            "peak_rss_bytes": peak_rss(), "losses": losses}
+
+
+def main():
+    a = parser(__doc__).parse_args()
+    model, optimizer = prepare(a)
+
+    def step(tokens, targets):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=a.bf16):
+            loss = model(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        return loss
+    print(json.dumps(measure(a, step) | {"checkpoint": a.checkpoint, "bf16": a.bf16}))
 
 
 if __name__ == "__main__":
