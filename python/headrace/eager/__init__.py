@@ -1,0 +1,142 @@
+"""headrace.fit: a PyTorch model and its optimizer, trained eagerly in the memory that you give."""
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from headrace import _core
+from headrace._errors import HeadraceError
+from headrace._memory import parse_bytes
+from headrace.eager._plans import Settings
+from headrace.eager._session import Session
+from headrace.eager._stats import Stats
+
+_sessions: "weakref.WeakKeyDictionary[torch.nn.Module, _Installed]" = weakref.WeakKeyDictionary()
+
+
+class _Hook:
+    """A hook of a module. A copy of the module, deep or by pickle, gets one that does nothing."""
+
+    def __init__(self, function: Any = None) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> None:
+        if self.function is not None:
+            self.function(*args)
+
+    def __deepcopy__(self, memo: dict) -> "_Hook":
+        return _Hook()
+
+    def __reduce__(self) -> tuple:
+        return _Hook, ()
+
+
+class _Installed:
+    """A session at its model: autograd's hooks are on while the model's forward runs."""
+
+    def __init__(self, model: torch.nn.Module, session: Session) -> None:
+        self.session = session
+        self.entered: list[Any] = []  # per forward in progress: its saved_tensors_hooks or None
+        self.handles = [
+            model.register_forward_pre_hook(_Hook(self._before), with_kwargs=True),
+            model.register_forward_hook(_Hook(self._after), always_call=True)]
+
+    def _before(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        hooks = None
+        self.entered.append(None)
+        if len(self.entered) == 1 and torch.is_grad_enabled():
+            if self.session.enter_forward(_signature((*args, *kwargs.values()))):
+                hooks = torch.autograd.graph.saved_tensors_hooks(self.session.pack,
+                                                                 self.session.unpack)
+                hooks.__enter__()
+                self.entered[-1] = hooks
+
+    def _after(self, *_: Any) -> None:
+        # Without an entry the forward failed before our own pre-hook.
+        hooks = self.entered.pop() if self.entered else None
+        if hooks is not None:
+            hooks.__exit__(None, None, None)
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.session.end()
+
+
+def _signature(values: Any) -> tuple:
+    """Shapes of the tensors among the arguments of a forward pass, in their order."""
+    shapes: list[tuple] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            shapes.append(tuple(value.shape))
+        elif isinstance(value, dict):
+            shapes.extend(_signature(value.values()))
+        elif isinstance(value, (list, tuple)):
+            shapes.extend(_signature(value))
+    return tuple(shapes)
+
+
+def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
+        memory: int | str = "1GiB", *, folder: str | None = None, threads: int = 1,
+        verbose: bool = False,
+        paranoid: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+    """Lets training of `model` by `optimizer` take at most `memory` more than is resident now.
+
+    Returns the same two objects; train with them as before. Saved tensors of the model's forward
+    pass (what autograd keeps for backward) and the optimizer's state leave memory for a scratch file
+    while nobody needs them. Gradients and parameters have the same bits as without.
+
+    The first step records what happens when; it is slow. Steps after it follow a plan, as long as the
+    same happens again; if not (another shape, an exception), the rest of the step goes on unplanned,
+    slower, with the same bits, and a new plan is made. When everything fits, nothing is moved or copied.
+
+    Bounded is what is ours: saved tensors of 64 KiB and more, optimizer state, copies. Temporaries of
+    PyTorch's ops, logits, gradients, and what is computed outside the model's forward are measured in
+    the first step and again in each step that is recorded; the plan takes what they leave.
+
+    Args:
+        model: on the CPU. Its forward passes with gradients are watched; others are left alone.
+        optimizer: of torch.optim. State of LBFGS and of optimizers from elsewhere stays in memory.
+            Without one, a step ends when backward has used up all that forward passes have saved.
+        memory: bytes, or text as "1GiB" or "800MiB".
+        folder: on a disk, for the scratch file, which has no name and goes with the process; None:
+            $TMPDIR, /var/tmp or the current folder.
+        threads: that the engine may use besides PyTorch's.
+        verbose: print each plan when it is made.
+        paranoid: fill memory with NaN as soon as the plan says that it is free (for tests).
+
+    Errors: HeadraceError here for what cannot be served; DoesNotFit here or when the second step begins,
+    with the bytes that are missing and what would help. Calling fit() again replaces the first call;
+    release(model) undoes it.
+    """
+    release(model)
+    _refuse_other_devices(model)
+    _core.tune_malloc()
+    settings = Settings(parse_bytes(memory), _core.process_memory().rss, folder, threads, verbose, paranoid)
+    _sessions[model] = _Installed(model, Session(model, optimizer, settings))
+    return model, optimizer
+
+
+def _refuse_other_devices(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise HeadraceError(f"parameter '{name}' is on {parameter.device}: fit() moves tensors of "
+                                "the CPU", "unsupported")
+
+
+def release(model: torch.nn.Module) -> None:
+    """Undoes fit(): optimizer state is in ordinary memory again. Nothing when there was none."""
+    installed = _sessions.pop(model, None)
+    if installed is not None:
+        installed.remove()
+
+
+def stats(model: torch.nn.Module) -> Stats:
+    """What fit() has done for `model` so far; HeadraceError when it was not called."""
+    installed = _sessions.get(model)
+    if installed is None:
+        raise HeadraceError("fit() was not called for this model", "usage")
+    session = installed.session
+    return session.stats.now(session.mode.value, session.moved)

@@ -1,0 +1,75 @@
+"""Saved tensors of autograd: what leaves memory between forward and backward.
+
+One Saved stands for the bytes of one storage at one version, however many views of it autograd saves.
+It lives as long as the graph can ask for it. Its bytes are
+    in the engine   while its cycle follows a Program, and after a deviation, until it dies
+    in the spill    when its cycle is recorded, when the plan says so, or after a deviation
+    and once more in ordinary memory or in the arena while a backward op uses them (`live`).
+"""
+from __future__ import annotations
+
+import mmap
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headrace._moved import MovedTensors
+
+if TYPE_CHECKING:
+    from headrace.eager._session import Session
+
+# Below this the bookkeeping costs more than the memory: such tensors stay where they are.
+SMALLEST_BYTES = 64 << 10
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Saved:
+    """Bytes of one storage at one version."""
+
+    __slots__ = ("session", "key", "nbytes", "cycle", "moved", "spilled", "live", "unpacks",
+                 "__weakref__")
+
+    def __init__(self, session: "Session", key: str, nbytes: int, cycle: int) -> None:
+        self.session, self.key, self.nbytes, self.cycle = session, key, nbytes, cycle
+        self.moved: MovedTensors | None = None  # the engine that has it
+        self.spilled: int | None = None  # its number in the spill
+        self.live: weakref.ref[torch.UntypedStorage] | None = None
+        self.unpacks = 0
+
+    def __del__(self) -> None:
+        self.session.forget(self)
+
+
+def ordinary_storage(nbytes: int, released: Any = None) -> tuple[torch.UntypedStorage, Any]:
+    """Memory of the system that goes back to it at the moment in which nobody has the storage any
+    more; `released`, when given, is called then, just before. Returns the weak reference as well."""
+    room = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def freed(_: Any) -> None:
+        if released is not None:
+            released(lambda: room.madvise(mmap.MADV_DONTNEED))
+
+    storage = torch.frombuffer(room, dtype=torch.uint8).untyped_storage()
+    return storage, weakref.ref(storage, freed)
+
+
+def moves(tensor: torch.Tensor, resident: set[int]) -> bool:
+    """Whether this saved tensor is one that leaves memory. resident: storages that stay anyway."""
+    if (type(tensor) not in _PLAIN or tensor.device.type != "cpu"
+            or tensor.layout is not torch.strided or tensor.is_quantized
+            or tensor.is_conj() or tensor.is_neg()
+            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
+        return False
+    storage = tensor.untyped_storage()
+    return storage.nbytes() >= SMALLEST_BYTES and storage._cdata not in resident
+
+
+def check_version(tensor: torch.Tensor, version: int) -> None:
+    """What autograd does for tensors without hooks: those that changed meanwhile are refused."""
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
+            f"expected version {version} instead.")

@@ -1,0 +1,323 @@
+"""The eager door for one model and its optimizer: which mode each cycle is in, and what happens when.
+
+A cycle goes from one optimizer step to the next. Modes
+    RECORDING   each saved tensor goes to a scratch file at once and comes back when backward asks; the
+                order of events, their times and the memory of everything else are noted.
+    FOLLOWING   the engine follows the Program made from such a record: event k is op k.
+    DEVIATED    an event was not the expected one. The engine stands still; what it has is read from it
+                when asked for; what is new goes to the scratch file. The next cycle is recorded.
+    OFF         everything fits: no hook does anything.
+
+Bounded is what is ours: the arena, the scratch file's buffers, copies for backward ops. Temporaries of
+ops, logits and gradients are PyTorch's: they are measured while recording, and the arena is what is
+left of the request.
+"""
+from __future__ import annotations
+
+import enum
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from headrace import _core
+from headrace._moved import Deviation, MovedTensors
+from headrace._report import note
+from headrace.eager._plans import Plans, Settings
+from headrace.eager._recording import Recorder
+from headrace.eager._saved import Saved, check_version, moves, ordinary_storage
+from headrace.eager._stats import Stats
+from headrace.eager._states import Chunk, States
+
+
+class Mode(enum.Enum):
+    RECORDING = "recording"
+    FOLLOWING = "following"
+    DEVIATED = "deviated"
+    OFF = "off"
+
+
+class Session:
+    """One call of fit(). Hooks of autograd may come from any thread: one lock around all of it."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None,
+                 settings: Settings) -> None:
+        self.settings = settings
+        self.model = weakref.ref(model)
+        self.lock = threading.RLock()
+        self.spill = _core.Spill(settings.folder)
+        self.plans = Plans(settings)
+        self.stats = Stats()
+        self.moved: MovedTensors | None = None
+        self.mode = Mode.RECORDING
+        self.recorder: Recorder | None = None
+        self.cycle = 0
+        self.in_cycle = False
+        self.signature: tuple = ()
+        self._grads_before = self._grad_bytes()
+        self._packed = 0  # storages of this cycle so far
+        self._known: dict[int, tuple] = {}  # by storage: (weak storage, version, weak Saved)
+        self._alive: dict[str, weakref.ref[Saved]] = {}  # by key, of this cycle
+        self._resident: set[int] = set()
+        self.states = States(self, optimizer)
+
+    def end(self) -> None:
+        """Everything as before fit(): state in memory, nothing moves any more."""
+        with self.lock:
+            self.deviate("released")
+            self.states.uninstall()
+            self._stop_engine()
+            self.mode, self.recorder = Mode.OFF, None
+
+    # Cycles.
+
+    def enter_forward(self, signature: tuple) -> bool:
+        """A forward pass of the model begins. True when its saved tensors are ours to move."""
+        with self.lock:
+            if self.in_cycle and self.states.optimizer() is None and not self._anything_alive():
+                self.finish_cycle()
+            if not self.in_cycle:
+                self._begin_cycle(signature)
+            if self.mode is Mode.OFF:
+                return False
+            model = self.model()
+            self._resident = {t.untyped_storage()._cdata
+                              for t in (*model.parameters(), *model.buffers())}
+            return True
+
+    def _anything_alive(self) -> bool:
+        return any(saved() is not None for saved in self._alive.values())
+
+    def _begin_cycle(self, signature: tuple) -> None:
+        grads = self._grad_bytes()
+        self.plans.finish_waiting(max(0, grads - self._grads_before))
+        self._grads_before = grads
+        self.signature, self.in_cycle = signature, True
+        self.cycle += 1
+        self._packed = 0
+        self._alive.clear()
+        self._known.clear()
+        chosen = self.plans.choose(signature, self.states.layout())
+        if chosen is None:
+            self._stop_engine()
+            self.mode, self.recorder = Mode.RECORDING, Recorder()
+        elif not chosen.moves:
+            self._stop_engine()
+            self.states.keep_in_memory()
+            self.mode = Mode.OFF
+        else:
+            self._start_engine(chosen)
+            self.moved.begin()
+            self.mode = Mode.FOLLOWING
+
+    def _grad_bytes(self) -> int:
+        return sum(p.grad.nbytes for p in self.model().parameters() if p.grad is not None)
+
+    def _start_engine(self, chosen: Any) -> None:
+        if self.moved is not None and self.plans.current is chosen:
+            return
+        self._stop_engine()
+        self.moved = MovedTensors(chosen.plan, self.settings.folder, self.settings.threads,
+                                  holds=chosen.order.holds, sizes=chosen.order.sizes,
+                                  paranoid=self.settings.paranoid)
+        self.plans.current = chosen
+        note(chosen.plan, self.moved.engine)
+        self.stats.engine_started(self.moved)
+        self.states.into_engine(self.moved)
+
+    def _stop_engine(self) -> None:
+        """Between cycles: what is still wanted of the engine's goes to the spill."""
+        if self.moved is None:
+            return
+        self.states.out_of_engine(self.moved)
+        self.stats.engine_stopped(self.moved)
+        self.moved, self.plans.current = None, None
+
+    def finish_cycle(self) -> None:
+        """The optimizer has stepped."""
+        with self.lock:
+            if not self.in_cycle:
+                return
+            self.in_cycle = False
+            if self.mode is Mode.FOLLOWING:
+                try:
+                    self._check_dead()
+                    self.moved.end()
+                    self.stats.followed += 1
+                except Deviation as why:
+                    self._deviate(why)
+            if self.mode is Mode.RECORDING:
+                layout = self.states.layout()
+                self.plans.add(self.signature, self.recorder.finish(layout), layout)
+                self.stats.recorded += 1
+            elif self.mode is Mode.DEVIATED:
+                self.plans.distrust()
+            self.recorder = None
+            if self.moved is not None and self.moved.deviated:
+                self._stop_engine()
+
+    def _deviate(self, why: Deviation) -> None:
+        self.moved.abandon()
+        self.mode = Mode.DEVIATED
+        self.stats.deviated(str(why))
+
+    def deviate(self, why: str) -> None:
+        """Something from outside needs the engine to stand still."""
+        with self.lock:
+            if self.mode is Mode.FOLLOWING and self.moved.running:
+                self._deviate(Deviation(why))
+
+    def _check_dead(self) -> None:
+        """What the Program gives up next must not be asked for any more."""
+        for key in self.moved.ending():
+            saved = self._alive.get(key)
+            if saved is not None and saved() is not None:
+                raise Deviation(f"the graph still has '{key}' after its last use in the plan")
+
+    # Optimizer state.
+
+    def moves_states(self) -> bool:
+        """An optimizer step begins: whether its state is elsewhere."""
+        with self.lock:
+            if self.mode is Mode.OFF:
+                return False
+            if not self.in_cycle:  # no forward pass of ours led to it
+                self.in_cycle, self.mode = True, Mode.DEVIATED
+                if self.moved is not None:
+                    self._deviate(Deviation("an optimizer step without a forward pass"))
+            return True
+
+    def open_state(self, chunk: Chunk) -> tuple:
+        """The state of the chunk comes into memory. What it returns goes to close_state()."""
+        with self.lock:
+            image = None
+            if self.mode is Mode.FOLLOWING and chunk.entries:
+                try:
+                    self._check_dead()
+                    image = self.moved.state(chunk.name).untyped_storage()
+                except Deviation as why:
+                    self._deviate(why)
+            in_engine = image is not None
+            if self.recorder is not None:
+                self.recorder.event(f"state:{chunk.name}", chunk.name)
+            image = self.states.attach(chunk, image)
+            if self.recorder is not None:
+                self.recorder.begin_segment()
+            return image, in_engine
+
+    def close_state(self, chunk: Chunk, opened: tuple) -> None:
+        with self.lock:
+            if self.recorder is not None:
+                self.recorder.end_segment()
+            self.states.detach(chunk, *opened)
+            if self.recorder is not None:
+                self.recorder.begin_segment()
+
+    # Saved tensors.
+
+    def pack(self, tensor: torch.Tensor) -> tuple:
+        """Autograd saves `tensor`: what it keeps instead."""
+        if not moves(tensor, self._resident):
+            return None, tensor.detach(), tensor._version
+        with self.lock:
+            saved = self._find(tensor)
+            if saved is None:
+                saved = self._put(tensor)
+        return saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def _find(self, tensor: torch.Tensor) -> Saved | None:
+        storage = tensor.untyped_storage()
+        known = self._known.get(storage._cdata)
+        if known is None or known[0]() is not storage or known[1] != tensor._version:
+            return None
+        return known[2]()
+
+    def _put(self, tensor: torch.Tensor) -> Saved:
+        storage = tensor.untyped_storage()
+        saved = Saved(self, f"s{self._packed}", storage.nbytes(), self.cycle)
+        self._packed += 1
+        if not self._put_in_engine(saved, tensor):
+            if self.recorder is not None:
+                self.recorder.event(f"pack:{saved.key}", saved.key, saved.nbytes)
+            saved.spilled = self.spill.put(storage.data_ptr(), saved.nbytes)
+            self.stats.spilled_bytes += saved.nbytes
+            if self.recorder is not None:
+                self.recorder.begin_segment()
+        self._alive[saved.key] = weakref.ref(saved)
+        self._known[storage._cdata] = (weakref.ref(storage), tensor._version, weakref.ref(saved))
+        return saved
+
+    def _put_in_engine(self, saved: Saved, tensor: torch.Tensor) -> bool:
+        if self.mode is not Mode.FOLLOWING or saved.key in self.plans.current.order.aside:
+            return False
+        try:
+            self._check_dead()
+            self.moved.pack(saved.key, tensor)
+        except Deviation as why:
+            self._deviate(why)
+            return False
+        saved.moved = self.moved
+        return True
+
+    def unpack(self, packed: tuple) -> torch.Tensor:
+        """Backward asks for what pack() was given."""
+        if packed[0] is None:
+            check_version(packed[1], packed[2])
+            return packed[1]
+        saved, dtype, size, stride, offset = packed
+        with self.lock:
+            storage = saved.live() if saved.live is not None else None
+            if storage is None:
+                storage = self._get(saved)
+        return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+
+    def _get(self, saved: Saved) -> torch.UntypedStorage:
+        n, saved.unpacks = saved.unpacks, saved.unpacks + 1
+        if (self.mode is Mode.FOLLOWING and saved.moved is self.moved
+                and saved.cycle == self.cycle):
+            try:
+                self._check_dead()
+                storage = self.moved.storage(saved.key, n)
+                if saved.key not in self.plans.current.order.copied:
+                    saved.live = weakref.ref(storage)
+                    return storage
+                return self._copied(saved, storage.data_ptr())
+            except Deviation as why:
+                self._deviate(why)
+        recorder = self.recorder if saved.cycle == self.cycle else None
+        if recorder is not None:
+            recorder.event(f"unpack:{saved.key}:{n}", saved.key)
+        storage = self._copied(saved, None)
+        if recorder is not None:
+            recorder.lend(saved.key, saved.nbytes)
+            recorder.begin_segment()
+        return storage
+
+    def _copied(self, saved: Saved, address: int | None) -> torch.UntypedStorage:
+        """Its bytes in ordinary memory, from `address` or from where they are."""
+        recorder, key = self.recorder, saved.key
+
+        def released(give_back: Any) -> None:
+            if recorder is None or self.recorder is not recorder:
+                return
+            recorder.release(key)
+            give_back()
+            recorder.begin_segment()
+
+        storage, saved.live = ordinary_storage(saved.nbytes, released)
+        to = storage.data_ptr()
+        if address is not None:
+            _core.copy_in(to, address, saved.nbytes)
+        elif saved.spilled is not None:
+            self.spill.get(saved.spilled, to, saved.nbytes)
+        else:
+            saved.moved.read(saved.key, to, saved.nbytes)
+        return storage
+
+    def forget(self, saved: Saved) -> None:
+        """Nobody can ask for it any more."""
+        if saved.spilled is not None:
+            self.spill.drop(saved.spilled)
+        if self.recorder is not None and saved.cycle == self.cycle:
+            self.recorder.death(saved.key)
