@@ -1,0 +1,122 @@
+"""From torch.compile's graph to a Pass: the part that speaks to Dynamo and AOTAutograd."""
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from .. import _core
+from .._errors import HeadraceError
+from ._options import parse_options
+from ._planner import Ledger
+from ._runtime import Pass, interface_graphs
+from ._step import build_step
+
+_ledgers: dict[int, tuple[Any, Ledger]] = {}  # by identity of the options, which are kept alive
+_calls: list[int] = []  # what the process held when torch.compile was called, the oldest call first
+
+
+def _note_call() -> None:
+    """torch.compile has been called: growth counts from here."""
+    _core.tune_malloc()
+    _calls.append(_core.process_memory().rss)
+
+
+def _ledger(options: Optional[Mapping[str, Any]]) -> Ledger:
+    known = _ledgers.get(id(options))
+    if known is None:
+        settings = parse_options(options)
+        if not _calls:
+            _note_call()  # before torch 2.10 the first graph is the first that is heard of the call
+        known = (options, Ledger(settings, _calls.pop(0)))
+        _ledgers[id(options)] = known
+    return known[1]
+
+
+def _mutated_inputs() -> list[int]:
+    # AOTAutograd's own view of the inputs, of the graph that it is compiling.
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return []
+    return [i for i, info in enumerate(metadata.input_info) if info.mutates_data]
+
+
+class _Compilation:
+    """One call of the backend: AOTAutograd asks for the parts one after the other."""
+
+    def __init__(self, ledger: Ledger, goes_on: bool) -> None:
+        self.ledger = ledger
+        self.goes_on = goes_on
+        self.made: Optional[Pass] = None
+
+    def partition(self, joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int,
+                  static_lifetime_input_indices: Optional[list[int]] = None,
+                  **_: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
+        descriptions = output.meta.get("desc") or [None] * len(output.args[0])
+        step = build_step(joint, num_fwd_outputs=num_fwd_outputs,
+                          static=list(static_lifetime_input_indices or ()),
+                          mutated=_mutated_inputs())
+        self.made = Pass(step, self.ledger, self.goes_on)
+        return interface_graphs(step, descriptions)
+
+    def forward(self, _module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        assert self.made is not None
+        return _boxed(self.made.forward)
+
+    def backward(self, _module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        assert self.made is not None
+        return _boxed(self.made.backward)
+
+    @staticmethod
+    def inference(module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        """Nothing is saved: the graph as it is, each tensor dying with its last reader."""
+        module.graph.set_codegen(fx.graph._BoxedCodeGen())
+        module.recompile()
+        return _boxed(module.forward)
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(args: list[Any]) -> Any:
+        return function(args)
+    call._boxed_call = True
+    return call
+
+
+def _refusal(error: HeadraceError) -> Callable[..., Any]:
+    # Raised where the model is called, as it is: what is raised while Dynamo compiles arrives as
+    # Dynamo's own error.
+    def refused(*_: Any) -> Any:
+        raise error
+    return refused
+
+
+def backend(gm: fx.GraphModule, example_inputs: list[Any], *,
+            options: Optional[Mapping[str, Any]] = None, mode: Optional[str] = None,
+            **_: Any) -> Callable[..., Any]:
+    """The backend of torch.compile(model, backend="headrace", options={"memory": "1GiB"}).
+
+    Everything that the compiled graphs keep for their backward passes is planned, so that the process
+    grows by at most `memory` bytes over what it held when torch.compile was called. Gradients are those
+    of backend="aot_eager", bit for bit: the same kernels on the same operands.
+
+    Options: memory (bytes, or "1GiB"; needed), folder (for what is moved to a file), move, verbose.
+    The call of the model raises DoesNotFit, with the numbers, or HeadraceError for what is not served.
+    """
+    try:
+        if mode is not None:
+            raise HeadraceError(f"mode={mode!r}: this backend has no modes")
+        ledger = _ledger(options)
+        reason = getattr(gm, "compile_subgraph_reason", None)
+        work = _Compilation(ledger, bool(reason is not None and reason.graph_break))
+        compiler = aot_autograd(fw_compiler=work.forward, bw_compiler=work.backward,
+                                inference_compiler=work.inference, partition_fn=work.partition)
+        return compiler(gm, example_inputs)
+    except HeadraceError as error:
+        return _refusal(error)
+
+
+backend._dynamo_backend_init = _note_call  # Dynamo calls it whenever torch.compile is called

@@ -1,0 +1,134 @@
+"""What single ops take: seconds, and memory besides their operands; each distinct one once.
+
+An op is run on made-up operands of the shapes, strides and types that the graph gives (halves in
+floats, zeros in indices and masks: valid for every op that reads indices). Its memory is the peak
+of the process while it runs (VmHWM, reset before, so the peak that /proc shows begins anew here).
+"""
+from __future__ import annotations
+
+import time
+from typing import Any, Optional
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from .. import _core
+from ._step import Op, Step, refuse, storage_key
+
+# Below this the process's counters are no help: the kernel batches them, 256 KiB a thread.
+LEAST_WORKSPACE = 512 << 10
+# An op that takes this long is not repeated: noise does not matter.
+LONG_SECONDS = 0.2
+# When an op cannot be run on made-up operands: bytes a second that it is taken to touch.
+FALLBACK_BYTES_PER_S = 4e9
+
+_known: dict[str, tuple[float, int, int]] = {}  # by signature: seconds, workspace, aliases
+
+
+def signature(node: fx.Node) -> str:
+    """Equal for ops that take the same time: target, shapes, strides, types, other arguments."""
+    def text(arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            value = arg.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                return f"{value.dtype}{tuple(value.shape)}{value.stride()}"
+            return str(type(value))
+        return arg
+    return f"{node.target}{map_arg(node.args, text)}{map_arg(node.kwargs, text)}"
+
+
+def _fill(base: torch.Tensor, dtype: torch.dtype) -> None:
+    if dtype.is_floating_point or dtype.is_complex:
+        base.fill_(0.5)
+    else:
+        base.zero_()
+
+
+def _operands(node: fx.Node) -> tuple[tuple, dict]:
+    """Real tensors in place of the nodes; what shares a storage in the graph shares one here."""
+    bases: dict[int, torch.Tensor] = {}
+
+    def real(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            key = storage_key(value)
+            if key not in bases:
+                count = value.untyped_storage().nbytes() // value.element_size()
+                bases[key] = torch.empty(count, dtype=value.dtype)
+                _fill(bases[key], value.dtype)
+            base = bases[key]
+            if base.dtype != value.dtype:
+                base = base.view(value.dtype)
+            return base.as_strided(value.shape, value.stride(), value.storage_offset())
+        if isinstance(value, (list, tuple)):
+            return type(value)(real(v) for v in value)
+        return value
+
+    def replace(arg: fx.Node) -> Any:
+        if "val" not in arg.meta:
+            raise refuse(f"{arg.name} has no known value")
+        return real(arg.meta["val"])
+    return map_arg(node.args, replace), map_arg(node.kwargs, replace)
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (list, tuple)):
+        return [t for r in result for t in _flat(r)]
+    return []
+
+
+def _run(node: fx.Node) -> tuple[float, int, int]:
+    args, kwargs = _operands(node)
+    lent = {t.untyped_storage()._cdata for t in (*_flat(args), *_flat(tuple(kwargs.values())))}
+    began = time.perf_counter()
+    node.target(*args, **kwargs)  # the first run also makes what a library keeps
+    seconds = time.perf_counter() - began
+    resident = _core.process_memory().rss
+    _core.reset_peak()
+    began = time.perf_counter()
+    result = node.target(*args, **kwargs)
+    again = time.perf_counter() - began
+    peak = _core.process_memory().peak
+    outputs = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _flat(result)}
+    aliases = len(outputs.keys() & lent)
+    del result
+    if seconds > LONG_SECONDS:
+        return again, _workspace(peak - resident, outputs), aliases
+    began = time.perf_counter()
+    node.target(*args, **kwargs)
+    seconds = time.perf_counter() - began
+    return min(again, seconds), _workspace(peak - resident, outputs), aliases
+
+
+def _workspace(growth: int, outputs: dict[int, int]) -> int:
+    spare = growth - sum(outputs.values())
+    return spare if spare > LEAST_WORKSPACE else 0
+
+
+def _measured(op: Op, step: Step) -> tuple[float, int, int]:
+    try:
+        return _run(op.node)
+    except RuntimeError:
+        # Made-up operands are no valid ones for it (a singular matrix, a bad probability).
+        touched = sum(step.values[v].bytes for v in (*op.inputs, *op.outputs))
+        return touched / FALLBACK_BYTES_PER_S, max(LEAST_WORKSPACE, touched), 0
+
+
+def measure(step: Step, known: Optional[dict[str, tuple[float, int, int]]] = None) -> None:
+    """Sets seconds and workspace of every op of the step.
+
+    known: what signatures took, kept for the next call (default: one table a process).
+    HeadraceError "unsupported" when an op returns a view where the graph says a new tensor.
+    """
+    table = _known if known is None else known
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for op in step.ops:
+            key = signature(op.node)
+            if key not in table:
+                table[key] = _measured(op, step)
+            op.seconds, op.workspace, aliases = table[key]
+            if aliases and op.outputs:
+                raise refuse(f"{op.node.target} ({op.name}) returns memory of its operands, "
+                             "which its meta kernel does not say")

@@ -1,0 +1,242 @@
+"""Values that leave memory during a pass: what stands behind headrace::store, load, wait and tick.
+
+The moves of a schedule, in its order, are events: a workload of their own. Its plan has an arena that
+the bytes go through, and MovedTensors follows it, once for each pass from the beginning of the forward
+to the end of the backward graph. One pass at a time can: a pass that begins in between, and what is
+left of one that does not go as planned, puts its values in a scratch file one by one.
+"""
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any, Optional, Union
+
+import torch
+
+from .. import _core
+from .._moved import END, MovedTensors, moved_workload
+from ._ops import register_mover
+from ._schedule import Action
+from ._step import Step
+
+TICK = "t"  # the name of every tick
+
+_numbers = itertools.count(1)
+_items = itertools.count(1)
+
+
+def _key(step: Step, value: int, time: int) -> str:
+    return f"{step.values[value].name}#{time}"
+
+
+def events_workload(step: Step, actions: list[Action]) -> str:
+    """The workload (JSON) whose ops are the moves of the schedule. A tick after each pack: the Store
+    begins there."""
+    events, seconds, sizes = [], [], {}
+    stored: dict[int, int] = {}
+    waited: dict[str, int] = {}
+    for action in actions:
+        if action.kind == "run":
+            if seconds:
+                seconds[-1] += step.ops[action.index].seconds
+            continue
+        if action.kind == "turn":
+            continue
+        value = action.index
+        if action.kind == "store":
+            stored[value] = stored.get(value, -1) + 1
+            key = _key(step, value, stored[value])
+            sizes[key] = step.values[value].bytes
+            events.append(f"pack:{key}")
+            seconds.append(0.0)
+        if action.kind == "wait":
+            key = _key(step, value, stored[value])
+            waited[key] = waited.get(key, -1) + 1
+            events.append(f"unpack:{key}:{waited[key]}")
+        else:
+            events.append(f"tick:{TICK}")
+        seconds.append(0.0)
+    return moved_workload(events, seconds, sizes, cyclic=True, name="moved values")
+
+
+class _Followed:
+    """A pass that follows the plan of its moves."""
+
+    def __init__(self, moved: MovedTensors) -> None:
+        self.moved = moved
+        self.stored: dict[int, int] = {}
+        self.waited: dict[str, int] = {}
+        moved.begin()
+
+    def store(self, tensor: torch.Tensor, value: int, step: Step) -> str:
+        self.stored[value] = self.stored.get(value, -1) + 1
+        key = _key(step, value, self.stored[value])
+        self.moved.pack(key, tensor)
+        self.moved.tick(TICK)
+        return key
+
+    def tick(self) -> None:
+        self.moved.tick(TICK)
+
+    def wait(self, key: str, like: tuple[Any, ...]) -> torch.Tensor:
+        self.waited[key] = self.waited.get(key, -1) + 1
+        size, stride, dtype = like
+        there = self.moved.unpack(key, self.waited[key], (size, stride, 0, dtype))
+        # Memory of its own: the arena's is used again as soon as the plan says.
+        return torch.empty_strided(size, stride, dtype=dtype).copy_(there)
+
+
+class _Spilled:
+    """A pass without a plan: each value is written and read where it happens."""
+
+    def __init__(self, spill: _core.Spill) -> None:
+        self.spill = spill
+        self.held: list[int] = []
+
+    def store(self, tensor: torch.Tensor, value: int, step: Step) -> int:
+        storage = tensor.untyped_storage()
+        self.held.append(self.spill.put(storage.data_ptr(), storage.nbytes()))
+        return self.held[-1]
+
+    def tick(self) -> None:
+        pass
+
+    def wait(self, key: int, like: tuple[Any, ...]) -> torch.Tensor:
+        size, stride, dtype = like
+        made = torch.empty_strided(size, stride, dtype=dtype)
+        storage = made.untyped_storage()
+        self.spill.get(key, storage.data_ptr(), storage.nbytes())
+        return made
+
+    def drop(self) -> None:
+        for number in self.held:
+            self.spill.drop(number)
+        self.held = []
+
+
+class Moves:
+    """The moves of one pass; lives as long as its Record."""
+
+    def __init__(self, mover: "Mover", way: Union[_Followed, _Spilled]) -> None:
+        self.mover = mover
+        self.way = way
+        self.keys: dict[int, Any] = {}  # by token
+
+    def end(self) -> None:
+        """The backward pass is over, or will never be."""
+        self.mover.end(self)
+
+
+class Mover:
+    """What the ops of one emission speak to. Its arena and files live as long as it does."""
+
+    def __init__(self, step: Step, plan: _core.Plan, folder: Optional[str]) -> None:
+        """plan: of events_workload."""
+        self.step = step
+        self.plan = plan
+        self.folder = folder
+        self.number = next(_numbers)
+        self.lock = threading.RLock()
+        self.moved: Optional[MovedTensors] = None
+        self.spill: Optional[_core.Spill] = None
+        self.user: Optional[Moves] = None     # who follows the plan now
+        self.current: Optional[Moves] = None  # whose graph is running
+        register_mover(self.number, self)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory that it holds between passes."""
+        return self.plan.arena_bytes if self.moved is not None else 0
+
+    def begin(self) -> Moves:
+        """A forward pass begins."""
+        with self.lock:
+            if self.user is None:
+                if self.moved is None:
+                    self.moved = MovedTensors(self.plan, self.folder)
+                moves = self.user = Moves(self, _Followed(self.moved))
+            else:
+                moves = Moves(self, self._spilled())
+            self.current = moves
+            return moves
+
+    def _spilled(self) -> _Spilled:
+        if self.spill is None:
+            self.spill = _core.Spill(self.folder)
+        return _Spilled(self.spill)
+
+    def resume(self, moves: Moves, kept: bool) -> None:
+        """Its backward pass begins; kept: it may come again, which no plan provides for."""
+        with self.lock:
+            if kept and isinstance(moves.way, _Followed):
+                self._leave(moves)
+            self.current = moves
+
+    def _leave(self, moves: Moves) -> None:
+        """What the plan has goes to the scratch file."""
+        assert self.moved is not None
+        moved, self.moved, self.user = self.moved, None, None
+        wanted = set(moved.abandon())
+        way = self._spilled()
+        for token, key in moves.keys.items():
+            if key in wanted:
+                nbytes = self.step.values[self._value_of(key)].bytes
+                buffer = torch.empty(nbytes, dtype=torch.uint8)
+                moved.read(key, buffer.data_ptr(), nbytes)
+                moves.keys[token] = way.store(buffer, -1, self.step)
+        moves.way = way
+
+    def _value_of(self, key: str) -> int:
+        name = key.rpartition("#")[0]
+        return next(at for at, v in enumerate(self.step.values) if v.name == name)
+
+    def end(self, moves: Moves) -> None:
+        with self.lock:
+            if isinstance(moves.way, _Spilled):
+                moves.way.drop()
+            elif self.user is moves:
+                self._end_followed()
+            if self.current is moves:
+                self.current = None
+
+    def _end_followed(self) -> None:
+        assert self.moved is not None
+        self.user = None
+        if self.moved.expects() == END:
+            self.moved.end()
+        else:
+            self.moved.abandon()  # a forward pass without its backward pass: nothing is wanted
+            self.moved = None
+
+    def release(self) -> None:
+        """Another plan is followed from now on: the arena goes back, unless a pass still needs it."""
+        with self.lock:
+            if self.user is None:
+                self.moved = None
+
+    # What the ops ask for.
+
+    def store(self, tensor: torch.Tensor, value: int) -> int:
+        with self.lock:
+            token = next(_items)
+            moves = self._now()
+            moves.keys[token] = moves.way.store(tensor, value, self.step)
+            return token
+
+    def load(self, token: int, value: int) -> None:
+        with self.lock:
+            self._now().way.tick()
+
+    def tick(self) -> None:
+        with self.lock:
+            self._now().way.tick()
+
+    def wait(self, token: int, value: int, size: list[int], stride: list[int],
+             dtype: torch.dtype) -> torch.Tensor:
+        with self.lock:
+            moves = self._now()
+            return moves.way.wait(moves.keys[token], (size, stride, dtype))
+
+    def _now(self) -> Moves:
+        assert self.current is not None, "moves happen between begin and end"
+        return self.current
