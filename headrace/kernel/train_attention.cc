@@ -19,6 +19,8 @@ TrainAttentionShape shape_of(const Graph& graph, const Op& op) {
   shape.head_dim = op.iattr(Attr::kHeadDim);
   shape.sequence = op.iattr(Attr::kSequence);
   shape.scale = static_cast<float>(op.attr(Attr::kScale, 1));
+  shape.causal = op.iattr(Attr::kCausal, 1) == 1;
+  shape.window = op.iattr(Attr::kWindow);
   shape.type = type;
   HR_CHECK(shape.heads % shape.kv_heads == 0, "query heads share kv heads evenly");
   return shape;

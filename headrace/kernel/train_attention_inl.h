@@ -14,6 +14,9 @@ namespace headrace {
 namespace {
 
 constexpr float kNothing = -__builtin_inff();
+// The maximum of no scores: finite, since a query may see no key of a block, and the difference of
+// two infinities is not a number.
+constexpr float kLowest = -3e38f;
 
 inline int64_t round_up4(int64_t n) { return (n + 3) / 4 * 4; }
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -119,14 +122,25 @@ inline void fill_zero(float* to, int64_t n) {
 // One query block of one head and one key block of its kv head.
 struct Pair {
   const TrainAttentionShape& s;
-  int64_t rows = 0;       // queries there are
-  bool diagonal = false;  // the key block is that of the queries: key j is seen by query i >= j
+  int64_t rows, key_rows;  // queries and keys there are
+  int64_t offset;          // position of the first key minus that of the first query
+  bool diagonal;           // causal, the key block is that of the queries: query i sees keys <= i
+  bool whole;              // every query sees every key
+
+  Pair(const TrainAttentionShape& shape, int64_t query_block, int64_t key_block)
+      : s(shape),
+        rows(s.rows_of(query_block)),
+        key_rows(s.rows_of(key_block)),
+        offset((key_block - query_block) * kTrainBlock),
+        diagonal(s.causal && offset == 0),
+        whole(key_rows == kTrainBlock && offset + key_rows - 1 <= s.ahead() &&
+              rows - 1 - offset <= s.behind()) {}
 
   int64_t d() const { return s.padded(); }
   int64_t groups() const { return (rows + 15) / 16; }  // of queries
-  int64_t keys() const { return diagonal ? round_up4(rows) : kTrainBlock; }
-  // Keys that some query of group g sees.
-  int64_t keys_of(int64_t g) const { return diagonal ? least(16 * g + 16, keys()) : kTrainBlock; }
+  int64_t keys() const { return round_up4(key_rows); }
+  // Keys that queries of group g may see.
+  int64_t keys_of(int64_t g) const { return diagonal ? least(16 * g + 16, keys()) : keys(); }
 
   // scores[j][i] = left row j . right column i, where query i sees key j (and somewhat beyond).
   void scores(const float* left, const float* right, float* to) const {
@@ -149,15 +163,21 @@ struct Pair {
   void add_to_queries(const float* weights, const float* from, float* to,
                       const float* factor) const {
     for (int64_t i = 0; i < rows; i += 4) {
-      const Product p{weights + i, kTrainBlock, from, d(), 0, diagonal ? i + 4 : kTrainBlock,
+      const Product p{weights + i, kTrainBlock, from, d(), 0, diagonal ? i + 4 : keys(),
                       to + i * d(), d(), factor == nullptr ? nullptr : factor + i};
       product<true, kInto>(p, 0, d() / 16);
     }
   }
   // x where the queries of group g see key j, else `hidden`.
   Lanes seen(Lanes x, int64_t g, int64_t j, Lanes hidden) const {
-    if (!diagonal || j < 16 * g) return x;
-    return where_less(Lanes::index(), Lanes::splat(static_cast<float>(j - 16 * g)), hidden, x);
+    if (whole) return x;
+    if (j >= key_rows) return hidden;
+    // Lanes [first, last) see it.
+    const int64_t at = offset + j - 16 * g, first = at - s.ahead(), last = at + s.behind() + 1;
+    const Lanes lane = Lanes::index();
+    if (first > 0) x = where_less(lane, Lanes::splat(static_cast<float>(first)), hidden, x);
+    if (last < 16) x = where_less(lane, Lanes::splat(static_cast<float>(last)), x, hidden);
+    return x;
   }
 };
 
@@ -168,8 +188,7 @@ struct Layout {
 
   HeadRows rows(const std::byte* base, int64_t cols, int64_t column, int64_t block) const {
     const int64_t first = block * kTrainBlock;
-    return {base + (first * cols + column) * C::kBytes, cols * C::kBytes,
-            least(kTrainBlock, s.sequence - first)};
+    return {base + (first * cols + column) * C::kBytes, cols * C::kBytes, s.rows_of(block)};
   }
   HeadRows q(const std::byte* qkv, int64_t head, int64_t block) const {
     return rows(qkv, s.qkv_cols(), head * s.head_dim, block);
@@ -242,9 +261,9 @@ void forward_block(const TrainAttentionShape& s, const TrainAttentionSequence& s
   transpose_block(k, d, q_t);
   fill_zero(acc, kTrainBlock * d);
   fill_zero(sum_of, kTrainBlock);
-  for (int64_t i = 0; i < kTrainBlock; ++i) max_of[i] = kNothing;
-  for (int64_t keys = 0; keys <= block; ++keys) {
-    const Pair pair{s, q.rows, keys == block};
+  for (int64_t i = 0; i < kTrainBlock; ++i) max_of[i] = kLowest;
+  for (int64_t keys = s.first_keys(block); keys <= s.last_keys(block); ++keys) {
+    const Pair pair(s, block, keys);
     load_block<C>(layout.k(sequence.qkv, kv_head, keys), s.head_dim, d, k);
     load_block<C>(layout.v(sequence.qkv, kv_head, keys), s.head_dim, d, v);
     pair.scores(k, q_t, p);
@@ -304,7 +323,7 @@ struct Backward {
   }
 
   // The query block with do, its statistics and delta[i] = do[i] . o[i] (FlashAttention-2, D).
-  int64_t load_queries(int64_t head, int64_t block) {
+  void load_queries(int64_t head, int64_t block) {
     const HeadRows from = layout.q(sequence.qkv, head, block);
     load_block<C>(from, s.head_dim, d, q);
     load_block<C>(layout.o(sequence.d_o, head, block), s.head_dim, d, d_o);
@@ -322,7 +341,6 @@ struct Backward {
       delta[row] = sum.tree_sum();
       lse[row] = row < from.rows ? sequence.lse[at * s.heads + head] : 0.0f;
     }
-    return from.rows;
   }
 
   // p: scores become weights. ds: gradients of weights become those of scores before the scale.
@@ -344,10 +362,10 @@ struct Backward {
   }
 
   void add_query_block(int64_t head, int64_t block) {
-    const int64_t rows = load_queries(head, block);
+    load_queries(head, block);
     fill_zero(dq, kTrainBlock * d);
-    for (int64_t keys = 0; keys <= block; ++keys) {
-      const Pair pair{s, rows, keys == block};
+    for (int64_t keys = s.first_keys(block); keys <= s.last_keys(block); ++keys) {
+      const Pair pair(s, block, keys);
       load_block<C>(layout.k(sequence.qkv, kv_head, keys), s.head_dim, d, k);
       load_block<C>(layout.v(sequence.qkv, kv_head, keys), s.head_dim, d, v);
       pair.scores(k, q_t, p);
