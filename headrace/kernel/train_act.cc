@@ -1,5 +1,5 @@
-// hr.act and hr.act_grad: gated SiLU (Shazeer, arXiv 2002.05202) and GELU in its tanh form
-// (Hendrycks and Gimpel, arXiv 1606.08415).
+// hr.act and hr.act_grad: gated SiLU (Shazeer, arXiv 2002.05202), GELU and its tanh form (Hendrycks
+// and Gimpel, arXiv 1606.08415), and what is left of them without a gate.
 #include "headrace/kernel/train.h"
 #include "headrace/kernel/train_operands.h"
 #include "headrace/kernel/train_rows.h"
@@ -9,7 +9,7 @@ namespace {
 
 TrainAct act_of(const OpContext& ctx) {
   const int64_t act = ctx.op.iattr(Attr::kAct);
-  HR_CHECK(act >= 0 && act <= 2, "act is 0 (silu), 1 (gelu_tanh) or 2 (plain gelu_tanh)");
+  HR_CHECK(act >= 0 && act < kTrainActs, "act is one of TrainAct");
   return static_cast<TrainAct>(act);
 }
 

@@ -16,7 +16,14 @@
 
 namespace headrace {
 
-enum class TrainAct : uint8_t { kSilu = 0, kGeluTanh = 1, kPlainGeluTanh = 2 };
+// Those of hr.act, by its attribute.
+enum class TrainAct : uint8_t {
+  kSilu, kGeluTanh,               // gated: f(gate) * up
+  kPlainGeluTanh, kPlainGelu, kPlainRelu, kPlainSilu,
+  kGelu,                          // gated
+  kPlainQuickGelu,
+};
+constexpr int64_t kTrainActs = 8;
 
 // RMS norm (stat: 1 / sqrt(mean x^2 + eps)) or layer norm (stat: mean, 1 / sqrt(var + eps)).
 struct NormKind {

@@ -4,6 +4,7 @@
 
 #include "headrace/kernel/lanes_math.h"
 #include "headrace/kernel/philox.h"
+#include "headrace/kernel/train_act_inl.h"
 #include "headrace/kernel/train_elements_inl.h"
 #include "headrace/kernel/train_rows.h"
 
@@ -104,81 +105,6 @@ void rotate(const std::byte* x, const float* cosines, const float* sines, std::b
     const Lanes high = b * Lanes::load(cosines + half + i, size);
     C::store(low + b * Lanes::load(sines + i, size), out, i, size);
     C::store(high + a * Lanes::load(sines + half + i, size), out, half + i, size);
-  });
-}
-
-// ---- activation functions
-
-// f(x) = x s(x) and its slope.
-struct Silu {
-  Lanes s, f, slope;
-  explicit Silu(Lanes x) {
-    const Lanes one = Lanes::splat(1);
-    s = one / (one + exp_lanes(negative(x)));
-    f = x * s;
-    slope = s * fma(x, one - s, one);
-  }
-};
-struct GeluTanh {
-  Lanes s, f, slope;
-  explicit GeluTanh(Lanes x) {
-    using namespace float_math;
-    const Lanes one = Lanes::splat(1), square = x * x;
-    const Lanes inner = fma(square, Lanes::splat(kGelu1), Lanes::splat(kGelu0));
-    const Lanes steep = fma(square, Lanes::splat(-3 * kGelu1), Lanes::splat(-kGelu0));
-    s = one / (one + exp_lanes(x * inner));
-    f = x * s;
-    slope = fma(f * (one - s), steep, s);
-  }
-};
-
-// Asks for an element 2 KiB further on, be it of the next row. An exp and a division an element
-// leave the processor no room to look ahead by itself: activations take 0.6 of the time with it.
-template <typename C>
-inline void look_ahead(const std::byte* row, int64_t i) {
-  __builtin_prefetch(row + C::kBytes * i + 2048);
-}
-
-template <typename C, typename F>
-void gated(const std::byte* x, std::byte* y, int64_t n) {
-  each_group(n, [&](int64_t i, auto size) {
-    look_ahead<C>(x, i);
-    look_ahead<C>(x, n + i);
-    C::store(F(C::load(x, i, size)).f * C::load(x, n + i, size), y, i, size);
-  });
-}
-
-template <typename C>
-void act(const std::byte* x, std::byte* y, int64_t n, TrainAct act) {
-  if (act == TrainAct::kSilu) return gated<C, Silu>(x, y, n);
-  if (act == TrainAct::kGeluTanh) return gated<C, GeluTanh>(x, y, n);
-  each_group(n, [&](int64_t i, auto size) {
-    look_ahead<C>(x, i);
-    C::store(GeluTanh(C::load(x, i, size)).f, y, i, size);
-  });
-}
-
-template <typename C, typename F>
-void gated_grad(const std::byte* dy, const std::byte* x, std::byte* dx, int64_t n) {
-  each_group(n, [&](int64_t i, auto size) {
-    look_ahead<C>(dy, i);
-    look_ahead<C>(x, i);
-    look_ahead<C>(x, n + i);
-    const F value(C::load(x, i, size));
-    const Lanes g = C::load(dy, i, size), up = C::load(x, n + i, size);
-    C::store(g * up * value.slope, dx, i, size);
-    C::store(g * value.f, dx, n + i, size);
-  });
-}
-
-template <typename C>
-void act_grad(const std::byte* dy, const std::byte* x, std::byte* dx, int64_t n, TrainAct act) {
-  if (act == TrainAct::kSilu) return gated_grad<C, Silu>(dy, x, dx, n);
-  if (act == TrainAct::kGeluTanh) return gated_grad<C, GeluTanh>(dy, x, dx, n);
-  each_group(n, [&](int64_t i, auto size) {
-    look_ahead<C>(dy, i);
-    look_ahead<C>(x, i);
-    C::store(C::load(dy, i, size) * GeluTanh(C::load(x, i, size)).slope, dx, i, size);
   });
 }
 
