@@ -22,7 +22,8 @@ constexpr std::array<const char*, kAttrCount> kAttrs = {
     "row_begin", "sequence",       "positions",      "weights",  "bias",      "inverse",
     "probability", "stream",       "grad",           "max_norm", "beta1",     "beta2",
     "weight_decay", "momentum",    "group",
-    "causal",   "first",           "channels",       "height",   "patch"};
+    "causal",   "first",           "channels",       "height",   "patch",
+    "own_mean"};
 
 constexpr std::array<const char*, kDataClassCount> kClasses = {
     "weight", "optimizer", "gradient", "activation", "kv", "input", "other"};

@@ -32,7 +32,8 @@ constexpr AttrRule kEpsRule{Attr::kEps, kTiny, 1, false};
 constexpr AttrRule kHeadsRule{Attr::kHeads, 1, 1 << 20};
 constexpr AttrRule kKvHeadsRule{Attr::kKvHeads, 1, 1 << 20};
 constexpr AttrRule kHeadDimRule{Attr::kHeadDim, 1, 1 << 20};
-constexpr AttrRule kActRule{Attr::kAct, 0, 2};
+constexpr AttrRule kActRule{Attr::kAct, 0, 7};
+constexpr AttrRule kFirstRule{Attr::kFirst, 0, kMostCount};
 constexpr AttrRule kStreamRule{Attr::kStream, 0, kMostCount};
 constexpr AttrRule kDecayRule{Attr::kWeightDecay, 0, 1e9, false};
 constexpr AttrRule kGroupRule{Attr::kGroup, 0, 1 << 16};
@@ -129,12 +130,22 @@ class OpVerifier {
 
   Status embed();
   Status embed_grad();
+  Status patches();
+  Status prefix();
+  Status prefix_grad();
+  Status select();
+  Status select_grad();
+  Status mean_rows();
+  Status mean_rows_grad();
   Status linear();
   Status linear_dx();
   Status linear_dw();
   Status norm();
   Status norm_dx();
   Status norm_dw();
+  Status qk_norm();
+  Status qk_norm_dx();
+  Status qk_norm_dw();
   Status rope();
   Status attention();
   Status attention_grad();
@@ -153,8 +164,11 @@ class OpVerifier {
   Status check_attrs(const std::vector<AttrRule>& rules);
   Status check_distinct();
   Status weights_of(size_t first, int64_t cols, int64_t* rows);
+  Status part_of(const Tensor& all, const Tensor& part);
   Status norm_operands(const Tensor& x, const Tensor& stat);
   Status heads(const Tensor& qkv);
+  Status runs(const Tensor& q, const Tensor& k, const Tensor& stat);
+  bool gated() const;
   Status act_shapes(const Tensor& x, const Tensor& y);
   Status optimizer(size_t least, size_t most);
   Status parameter(const Tensor& param, const Tensor* copy);
@@ -167,17 +181,31 @@ class OpVerifier {
 
 const std::vector<OpVerifier::Entry>& OpVerifier::table() {
   using V = OpVerifier;
-  static const std::vector<AttrRule> kHeadRules = {kHeadsRule, kKvHeadsRule, kHeadDimRule,
-                                                   kScaleRule, kSequenceRule};
+  static const std::vector<AttrRule> kHeadRules = {
+      kHeadsRule, kKvHeadsRule, kHeadDimRule, kScaleRule, kSequenceRule,
+      {Attr::kCausal, 0, 1}, {Attr::kWindow, 0, kMostCount}};
   static const std::vector<Entry> kTable = {
       {"hr.embed", {kRowBeginRule, kSequenceRule, kPositionsRule}, &V::embed},
       {"hr.embed_grad", {kRowBeginRule, kSequenceRule, kPositionsRule}, &V::embed_grad},
+      {"hr.patches",
+       {{Attr::kChannels, 1, kMostCount}, {Attr::kHeight, 1, kMostCount},
+        {Attr::kPatch, 1, kMostCount}},
+       &V::patches},
+      {"hr.prefix", {kSequenceRule, {Attr::kWeights, 0, 64}, kPositionsRule}, &V::prefix},
+      {"hr.prefix_grad", {kSequenceRule, kFirstRule, kPositionsRule}, &V::prefix_grad},
+      {"hr.select", {kSequenceRule, kFirstRule}, &V::select},
+      {"hr.select_grad", {kSequenceRule, kFirstRule}, &V::select_grad},
+      {"hr.mean_rows", {kSequenceRule, kFirstRule}, &V::mean_rows},
+      {"hr.mean_rows_grad", {kSequenceRule, kFirstRule}, &V::mean_rows_grad},
       {"hr.linear", {kWeightsRule, kBiasRule, kScaleRule, kColBeginRule}, &V::linear},
       {"hr.linear_dx", {kWeightsRule, kScaleRule, kColBeginRule}, &V::linear_dx},
       {"hr.linear_dw", {kBiasRule, kScaleRule, kColBeginRule}, &V::linear_dw},
       {"hr.norm", {kNormRule, kEpsRule}, &V::norm},
       {"hr.norm_dx", {kNormRule}, &V::norm_dx},
       {"hr.norm_dw", {kNormRule, kBiasRule}, &V::norm_dw},
+      {"hr.qk_norm", {kHeadsRule, kKvHeadsRule, kHeadDimRule, kNormRule, kEpsRule}, &V::qk_norm},
+      {"hr.qk_norm_dx", {kHeadsRule, kKvHeadsRule, kHeadDimRule, kNormRule}, &V::qk_norm_dx},
+      {"hr.qk_norm_dw", {kHeadsRule, kKvHeadsRule, kHeadDimRule, kNormRule}, &V::qk_norm_dw},
       {"hr.rope",
        {kHeadsRule, kKvHeadsRule, kHeadDimRule, {Attr::kRopeHalfSplit, 0, 1}, kSequenceRule,
         {Attr::kInverse, 0, 1}},
@@ -190,7 +218,9 @@ const std::vector<OpVerifier::Entry>& OpVerifier::table() {
        {{Attr::kProbability, 0, kBelowOne, false}, kStreamRule, kRowBeginRule},
        &V::dropout},
       {"hr.add", {}, &V::add},
-      {"hr.loss", {kRowBeginRule, {Attr::kGrad, 0, 2}}, &V::loss},
+      {"hr.loss",
+       {kRowBeginRule, {Attr::kGrad, 0, 2}, kBiasRule, kScaleRule, {Attr::kOwnMean, 0, 1}},
+       &V::loss},
       {"hr.mean_loss", {}, &V::mean_loss},
       {"hr.guard", {}, &V::guard},
       {"hr.sum_squares", {}, &V::sum_squares},
@@ -283,6 +313,87 @@ Status OpVerifier::embed_grad() {
   return whole_sequences(dx.rows);
 }
 
+Status OpVerifier::patches() {
+  HR_TRY(need_inputs(1, 1));
+  HR_TRY(need_outputs(1));
+  const Tensor& images = in(0);
+  const int64_t channels = op_.iattr(Attr::kChannels), patch = op_.iattr(Attr::kPatch);
+  const int64_t height = op_.iattr(Attr::kHeight), width = images.cols / channels / height;
+  HR_TRY(f32(images, images.rows, channels * height * width));
+  HR_TRY(need(width > 0 && height % patch == 0 && width % patch == 0, images,
+              "is not of whole patches"));
+  HR_TRY(set_compute(out(0)));
+  return shape(out(0), images.rows * (height / patch) * (width / patch),
+               channels * patch * patch);
+}
+
+Status OpVerifier::prefix() {
+  const size_t weights = count(Attr::kWeights), positions = count(Attr::kPositions);
+  HR_TRY(need_inputs(1 + weights + positions, 1 + weights + positions));
+  HR_TRY(need_outputs(1));
+  const Tensor& x = in(0);
+  const int64_t sequence = op_.iattr(Attr::kSequence);
+  HR_TRY(set_compute(x));
+  int64_t before = 0;
+  HR_TRY(weights_of(1, x.cols, &before));
+  HR_TRY(need(before < sequence, "no rows of x in a sequence"));
+  HR_TRY(plain(out(0), out(0).rows, x.cols));
+  HR_TRY(whole_sequences(out(0).rows));
+  HR_TRY(shape(x, out(0).rows / sequence * (sequence - before), x.cols));
+  if (positions == 0) return {};
+  const Tensor& table = in(1 + weights);
+  HR_TRY(plain(table, table.rows, x.cols));
+  return need(table.rows >= sequence, table, "has fewer rows than a sequence has positions");
+}
+
+Status OpVerifier::prefix_grad() {
+  HR_TRY(need_inputs(1, 1));
+  HR_TRY(find_targets(0));
+  HR_TRY(need_targets(1));
+  const Tensor& dy = in(0);
+  HR_TRY(set_compute(dy));
+  HR_TRY(whole_sequences(dy.rows));
+  HR_TRY(f32(target(0), target(0).rows, dy.cols));
+  const int64_t left = op_.iattr(Attr::kSequence) - op_.iattr(Attr::kFirst);
+  const bool table = op_.iattr(Attr::kPositions) > 0;
+  return need(left > 0 && (table || target(0).rows <= left), target(0),
+              "has more rows than there are");
+}
+
+// `all` [S sequence, n], `part` [S m, n]: rows first .. first + m are in the sequence.
+Status OpVerifier::part_of(const Tensor& all, const Tensor& part) {
+  HR_TRY(set_compute(all));
+  HR_TRY(whole_sequences(all.rows));
+  HR_TRY(plain(part, part.rows, all.cols));
+  const int64_t sequences = all.rows / op_.iattr(Attr::kSequence);
+  HR_TRY(need(part.rows > 0 && part.rows % sequences == 0, part,
+              "has not as many rows for each sequence"));
+  return need(op_.iattr(Attr::kFirst) + part.rows / sequences <= op_.iattr(Attr::kSequence), part,
+              "has more rows than there are");
+}
+
+Status OpVerifier::select() {
+  HR_TRY(need_inputs(1, 1));
+  HR_TRY(need_outputs(1));
+  return part_of(in(0), out(0));
+}
+
+Status OpVerifier::select_grad() {
+  HR_TRY(need_inputs(1, 1));
+  HR_TRY(need_outputs(1));
+  return part_of(out(0), in(0));
+}
+
+Status OpVerifier::mean_rows() {
+  HR_TRY(select());
+  return shape(out(0), in(0).rows / op_.iattr(Attr::kSequence), in(0).cols);
+}
+
+Status OpVerifier::mean_rows_grad() {
+  HR_TRY(select_grad());
+  return shape(in(0), out(0).rows / op_.iattr(Attr::kSequence), out(0).cols);
+}
+
 // Inputs first .. first + weights - 1, each [any, cols]; *rows is the sum of theirs.
 Status OpVerifier::weights_of(size_t first, int64_t cols, int64_t* rows) {
   for (size_t i = 0; i < count(Attr::kWeights); ++i) {
@@ -369,21 +480,63 @@ Status OpVerifier::norm_dw() {
   return {};
 }
 
-// qkv [T, (heads + 2 kv_heads) head_dim] of whole sequences; sets the compute type.
+// qkv [T, (heads + 2 kv_heads) head_dim]; sets the compute type.
 Status OpVerifier::heads(const Tensor& qkv) {
   const int64_t heads = op_.iattr(Attr::kHeads), kv = op_.iattr(Attr::kKvHeads);
   HR_TRY(set_compute(qkv));
   HR_TRY(need(heads % kv == 0, "kv_heads does not divide heads"));
-  HR_TRY(shape(qkv, qkv.rows, (heads + 2 * kv) * op_.iattr(Attr::kHeadDim)));
-  return whole_sequences(qkv.rows);
+  return shape(qkv, qkv.rows, (heads + 2 * kv) * op_.iattr(Attr::kHeadDim));
+}
+
+// Weights (or their gradients) q and k, each of one head or of all, and the statistics of what they
+// normalise.
+Status OpVerifier::runs(const Tensor& q, const Tensor& k, const Tensor& stat) {
+  const int64_t dim = op_.iattr(Attr::kHeadDim);
+  int64_t runs = 0;
+  for (const auto& [t, heads] : {std::pair(&q, op_.iattr(Attr::kHeads)),
+                                 std::pair(&k, op_.iattr(Attr::kKvHeads))}) {
+    HR_TRY(f32(*t, 1, t->cols == dim ? dim : heads * dim));
+    runs += t->cols == dim ? heads : 1;
+  }
+  return f32(stat, stat.rows, runs * (1 + op_.iattr(Attr::kAct)));
+}
+
+Status OpVerifier::qk_norm() {
+  HR_TRY(need_inputs(3, 3));
+  HR_TRY(need_outputs(2));
+  HR_TRY(heads(in(0)));
+  HR_TRY(runs(in(1), in(2), out(1)));
+  HR_TRY(shape(out(1), in(0).rows, out(1).cols));
+  return plain(out(0), in(0).rows, in(0).cols);
+}
+
+Status OpVerifier::qk_norm_dx() {
+  HR_TRY(need_inputs(5, 5));
+  HR_TRY(need_outputs(1));
+  HR_TRY(heads(in(1)));
+  HR_TRY(plain(in(0), in(1).rows, in(1).cols));
+  HR_TRY(runs(in(2), in(3), in(4)));
+  HR_TRY(shape(in(4), in(1).rows, in(4).cols));
+  return plain(out(0), in(1).rows, in(1).cols);
+}
+
+Status OpVerifier::qk_norm_dw() {
+  HR_TRY(need_inputs(3, 3));
+  HR_TRY(find_targets(0));
+  HR_TRY(need_targets(2));
+  HR_TRY(heads(in(1)));
+  HR_TRY(plain(in(0), in(1).rows, in(1).cols));
+  HR_TRY(runs(target(0), target(1), in(2)));
+  return shape(in(2), in(1).rows, in(2).cols);
 }
 
 Status OpVerifier::rope() {
   HR_TRY(need_inputs(2, 2));
   HR_TRY(need_outputs(1));
   HR_TRY(heads(in(0)));
-  HR_TRY(need(op_.iattr(Attr::kHeadDim) % 2 == 0, "head_dim is odd"));
-  HR_TRY(f32(in(1), 1, op_.iattr(Attr::kHeadDim) / 2));
+  HR_TRY(whole_sequences(in(0).rows));
+  HR_TRY(f32(in(1), 1, in(1).cols));
+  HR_TRY(need(2 * in(1).cols <= op_.iattr(Attr::kHeadDim), in(1), "has more pairs than a head"));
   return plain(out(0), in(0).rows, in(0).cols);
 }
 
@@ -391,6 +544,7 @@ Status OpVerifier::attention() {
   HR_TRY(need_inputs(1, 1));
   HR_TRY(need_outputs(2));
   HR_TRY(heads(in(0)));
+  HR_TRY(whole_sequences(in(0).rows));
   HR_TRY(plain(out(0), in(0).rows, op_.iattr(Attr::kHeads) * op_.iattr(Attr::kHeadDim)));
   return f32(out(1), in(0).rows, op_.iattr(Attr::kHeads));
 }
@@ -400,6 +554,7 @@ Status OpVerifier::attention_grad() {
   HR_TRY(need_outputs(1));
   const Tensor& qkv = in(1);
   HR_TRY(heads(qkv));
+  HR_TRY(whole_sequences(qkv.rows));
   const int64_t width = op_.iattr(Attr::kHeads) * op_.iattr(Attr::kHeadDim);
   HR_TRY(plain(in(0), qkv.rows, width));
   HR_TRY(plain(in(2), qkv.rows, width));
@@ -407,15 +562,21 @@ Status OpVerifier::attention_grad() {
   return plain(out(0), qkv.rows, qkv.cols);
 }
 
+// Whether x is gate | up.
+bool OpVerifier::gated() const {
+  const int64_t act = op_.iattr(Attr::kAct);
+  return act == 0 || act == 1 || act == 6;
+}
+
 Status OpVerifier::act_shapes(const Tensor& x, const Tensor& y) {
   HR_TRY(set_compute(x));
-  return plain(y, x.rows, op_.iattr(Attr::kAct) == 2 ? x.cols : x.cols / 2);
+  HR_TRY(need(!gated() || x.cols % 2 == 0, x, "is not gate | up"));
+  return plain(y, x.rows, gated() ? x.cols / 2 : x.cols);
 }
 
 Status OpVerifier::act() {
   HR_TRY(need_inputs(1, 1));
   HR_TRY(need_outputs(1));
-  HR_TRY(need(op_.iattr(Attr::kAct) == 2 || in(0).cols % 2 == 0, in(0), "is not gate | up"));
   return act_shapes(in(0), out(0));
 }
 
@@ -423,7 +584,6 @@ Status OpVerifier::act_grad() {
   HR_TRY(need_inputs(2, 2));
   HR_TRY(need_outputs(1));
   const Tensor& x = in(1);
-  HR_TRY(need(op_.iattr(Attr::kAct) == 2 || x.cols % 2 == 0, x, "is not gate | up"));
   HR_TRY(act_shapes(x, in(0)));
   return plain(out(0), x.rows, x.cols);
 }
@@ -446,15 +606,21 @@ Status OpVerifier::add() {
 
 Status OpVerifier::loss() {
   HR_TRY(need_inputs(2, SIZE_MAX));
+  const bool bias = op_.iattr(Attr::kBias) > 0;
+  HR_TRY(need(!bias || inputs() % 2 == 1, "not as many biases as tiles"));
   const Tensor& x = in(0);
   HR_TRY(set_compute(x));
-  for (size_t i = 1; i < inputs(); ++i) HR_TRY(plain(in(i), in(i).rows, x.cols));
+  const size_t tiles = loss_tiles(op_);
+  for (size_t i = 1; i <= tiles; ++i) HR_TRY(plain(in(i), in(i).rows, x.cols));
+  for (size_t i = 1 + tiles; i < inputs(); ++i) HR_TRY(f32(in(i), 1, in(i - tiles).rows));
   const int64_t grad = op_.iattr(Attr::kGrad);
   if (grad < 2) HR_TRY(need_outputs(static_cast<size_t>(1 + grad)));
   if (grad == 2) {
     HR_TRY(find_targets(2));
     HR_TRY(need_targets(inputs() - 1));
-    for (size_t i = 0; i < targets_.size(); ++i) HR_TRY(f32(target(i), in(i + 1).rows, x.cols));
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      HR_TRY(f32(target(i), in(i + 1).rows, in(i + 1).cols));
+    }
   }
   HR_TRY(f32(out(0), x.rows, 1));
   HR_TRY(step_rows(x.rows));

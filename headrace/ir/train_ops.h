@@ -22,6 +22,25 @@
 //   hr.embed_grad     in: dx [T, n] c. targets: of each table tile, then of the position table.
 //                     With positions = 1 there may be no tiles: the position table alone.
 //                     attrs: row_begin, sequence, positions
+//   hr.patches        in: images f32 [S, channels height width]. out: [S P, channels patch patch] c: the
+//                     P = (height / patch) (width / patch) squares of each image, row by row of them;
+//                     columns are those of a Conv2d weight [n, channels, patch, patch] read as a
+//                     matrix, so that hr.linear over them is that convolution. It has no gradient.
+//                     attrs: channels, height, patch
+//   hr.prefix         in: x [S p, n] c, then `weights` tensors [k_i, n] c, then with attr positions = 1
+//                     a position table [P, n] c. out: y [S sequence, n] c, sequence = p + sum k_i:
+//                     for each sequence the rows of all tensors, then its rows of x; + pos[position].
+//                     attrs: sequence, weights, positions
+//   hr.prefix_grad    in: dy [S sequence, n] c. target: of rows first .. of a sequence, summed over
+//                     sequences; dw [r, n], r <= sequence - first, or more with attr positions = 1
+//                     (a table whose last rows are not used). attrs: sequence, first, positions
+//   hr.select         in: x [S sequence, n] c. out: y [S m, n] c: rows first .. first + m of each
+//                     sequence. attrs: sequence, first
+//   hr.select_grad    in: dy [S m, n] c. out: dx [S sequence, n] c, 0 in all other rows.
+//                     attrs: sequence, first
+//   hr.mean_rows      in: x [S sequence, n] c. out: y [S, n] c: the mean of rows first .. sequence of
+//                     each sequence. attrs: sequence, first
+//   hr.mean_rows_grad in: dy [S, n] c. out: dx [S sequence, n] c. attrs: sequence, first
 //   hr.linear         in: x [T, k] c, weights [n_i, k] c (attr weights of them), then as many biases
 //                     [1, n_i] if attr bias = 1, +residual [T, N] c. out: y [T, N] c; columns
 //                     col_begin .. col_begin + sum n_i are scale * x . w^T + bias + residual, all
@@ -40,27 +59,43 @@
 //                     gradient + add. attrs: act
 //   hr.norm_dw        in: dy, x, stat. targets: dweight [1, n]; with bias = 1 also dbias [1, n].
 //                     attrs: act, bias
-//   hr.rope           in: qkv [T, (heads + 2 kv_heads) head_dim] c, inv_freq f32 [1, head_dim / 2].
-//                     out: the same with every head of q and k rotated by position * inv_freq (by
-//                     minus that when inverse = 1: the gradient), v as it was.
+//   hr.qk_norm        in: qkv [T, (heads + 2 kv_heads) head_dim] c, weight of q, weight of k. out: the
+//                     same with q and k normalised and v as it was, stat f32 [T, runs (1 + act)]. A
+//                     weight is [1, head_dim]: every head is a run of its own; or [1, heads head_dim]
+//                     (of k: kv_heads head_dim): all heads together are one. Statistics as those of
+//                     hr.norm, of q's runs, then of k's. attrs: heads, kv_heads, head_dim, act, eps
+//   hr.qk_norm_dx     in: dy, qkv, weight of q, weight of k, stat. out: dqkv.
+//                     attrs: heads, kv_heads, head_dim, act
+//   hr.qk_norm_dw     in: dy, qkv, stat. targets: of the weight of q, of that of k.
+//                     attrs: heads, kv_heads, head_dim, act
+//   hr.rope           in: qkv as above, inv_freq f32 [1, r / 2], r <= head_dim. out: the same with the
+//                     first r elements of every head of q and k rotated by position * inv_freq (by
+//                     minus that when inverse = 1: the gradient), all others and v as they were.
+//                     Pairs are (2i, 2i + 1), or (i, i + r / 2) when rope_half_split = 1.
 //                     attrs: heads, kv_heads, head_dim, rope_half_split, sequence, inverse
 //   hr.attention      in: qkv as above (rotated). out: o [T, heads head_dim] c, lse f32 [T, heads]:
-//                     causal softmax(scale q k^T) v within each sequence; lse is the log of the sum
-//                     of exponentials. attrs: heads, kv_heads, head_dim, scale, sequence
+//                     softmax(scale q k^T) v within each sequence; lse is the log of the sum of
+//                     exponentials. A position sees those not after it (causal = 1, the default) or
+//                     all (causal = 0); with window > 0 only those less than window away.
+//                     attrs: heads, kv_heads, head_dim, scale, sequence, causal, window
 //   hr.attention_grad in: do, qkv, o, lse. out: dqkv. attrs as hr.attention
-//   hr.act            in: x. out: y [T, n] c. attr act: 0 silu(gate) * up, 1 gelu_tanh(gate) * up, of
-//                     x [T, 2n] = gate | up; 2 gelu_tanh(x) of x [T, n].
+//   hr.act            in: x. out: y [T, n] c. attr act, of x [T, 2n] = gate | up: 0 silu(gate) * up,
+//                     1 gelu_tanh(gate) * up, 6 gelu(gate) * up; of x [T, n]: 2 gelu_tanh(x),
+//                     3 gelu(x) (by erf), 4 max(x, 0), 5 silu(x), 7 x / (1 + e^(-1.702 x)).
 //   hr.act_grad       in: dy, x. out: dx. attrs: act
 //   hr.dropout        in: x [T, n] c. out: y = x / (1 - p) or 0, by a counter-based generator over
 //                     (seed, stream, row_begin + t, column): the same op on dy is its gradient, and
 //                     running it again gives the same bits. attrs: probability (p), stream, row_begin
 //   hr.add            in: a, b [T, n] c. out: a + b.
-//   hr.loss           in: x [T, n] c, output table tiles [v_i, n] c. out: loss f32 [T, 1], the cross
-//                     entropy of each token's target (0 where the target is -1: not counted); with
-//                     attr grad >= 1 then dx [T, n] c; with grad = 2 targets follow for each tile:
+//   hr.loss           in: x [T, n] c, output table tiles [v_i, n] c, then as many biases [1, v_i] if
+//                     attr bias = 1. out: loss f32 [T, 1], the cross entropy of each row's target (0
+//                     where the target is -1: not counted); with attr grad >= 1 then dx [T, n] c;
+//                     with grad = 2 targets follow for each tile, then for each bias:
 //                     outputs = loss, dx, tiles or outputs = loss, dx and updates = tiles.
-//                     Gradients are those of loss_scale * mean over the step's counted targets.
-//                     attrs: row_begin, grad
+//                     Gradients are those of loss_scale * scale * mean over the step's counted
+//                     targets, or with own_mean = 1 over those of this op's rows; scale, 1 where it
+//                     is not there, does not change the losses.
+//                     attrs: row_begin, grad, bias, scale, own_mean
 //   hr.mean_loss      in: loss [T, 1] of each micro-batch. out: f32 [1, 1], the mean over counted
 //                     targets of the step.
 //   hr.guard          in: the result of hr.mean_loss. out: f32 [1, 2] = factor, 0: what hr.clip is for
@@ -96,6 +131,11 @@ constexpr std::string_view kTrainPrefix = "hr.";
 
 inline bool is_train_op(const Op& op) {
   return op.kind == OpKind::kKernel && op.kernel.starts_with(kTrainPrefix);
+}
+
+// How many inputs of an hr.loss, from the second on, are tiles of the output table.
+inline size_t loss_tiles(const Op& op) {
+  return op.iattr(Attr::kBias) > 0 ? op.inputs.size() / 2 : op.inputs.size() - 1;
 }
 
 // Ok, or which operand or attribute of this op (is_train_op) is not as the table says. Ids and

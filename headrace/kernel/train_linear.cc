@@ -71,31 +71,28 @@ void copy_other_columns(const OpContext& ctx, const std::byte* residual, int64_t
   });
 }
 
-// db[j] = (or +=) the sum of column j of dy: rows in blocks of kGemmBlock, summed from +0 in
-// ascending order, blocks added in ascending order.
-void column_sums(const OpContext& ctx, DType type, float* out, int64_t n, bool add) {
+}  // namespace
+
+void column_sums(const ColumnSums& of, ThreadPool& pool) {
   constexpr int64_t kCols = 64;
-  const Tensor& dy = input_tensor(ctx, 0);
-  const std::byte* base = from_column(ctx, ctx.inputs[0], type);
-  const Bytes stride = row_bytes(type, dy.cols);
-  const TypedTrainRows& rows = train_rows().of(type);
-  ctx.pool.for_range(n, kCols, [&](int64_t begin, int64_t end, int) {
+  const TypedTrainRows& rows = train_rows().of(of.type);
+  pool.for_range(of.cols, kCols, [&](int64_t begin, int64_t end, int) {
     for (int64_t j = begin; j < end; j += kCols) {
       const int64_t cols = std::min(kCols, end - j);
       float total[kCols] = {};
-      for (int64_t t = 0; t < dy.rows; t += kGemmBlock) {
+      for (int64_t t = 0; t < of.rows; t += kGemmBlock) {
         float block[kCols] = {};
-        for (int64_t r = t; r < std::min(t + kGemmBlock, dy.rows); ++r) {
-          rows.add_to(base + r * stride + row_bytes(type, j), block, cols);
+        for (int64_t r = t; r < std::min(t + kGemmBlock, of.rows); ++r) {
+          rows.add_to(of.base + r * of.stride + row_bytes(of.type, j), block, cols);
         }
         for (int64_t c = 0; c < cols; ++c) total[c] = t == 0 ? block[c] : total[c] + block[c];
       }
-      for (int64_t c = 0; c < cols; ++c) out[j + c] = add ? out[j + c] + total[c] : total[c];
+      for (int64_t c = 0; c < cols; ++c) {
+        of.out[j + c] = of.add ? of.out[j + c] + total[c] : total[c];
+      }
     }
   });
 }
-
-}  // namespace
 
 Bytes train_linear_workspace(const Graph& graph, const Op& op, int threads) {
   GemmRows rows[kMostWeights];
@@ -139,7 +136,10 @@ void train_linear_dw(const OpContext& ctx) {
   g.a = from_column(ctx, ctx.inputs[0], g.type);
   g.c = reinterpret_cast<std::byte*>(targets.data(0));
   gemm(g, ctx.workspace, ctx.pool);
-  if (targets.size() > 1) column_sums(ctx, g.type, targets.data(1), g.m, g.add);
+  if (targets.size() < 2) return;
+  const Tensor& dy = input_tensor(ctx, 0);
+  column_sums({g.a, row_bytes(g.type, dy.cols), g.type, dy.rows, g.m, g.add, targets.data(1)},
+              ctx.pool);
 }
 
 }  // namespace headrace

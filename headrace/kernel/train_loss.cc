@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "headrace/ir/train_ops.h"
 #include "headrace/kernel/gemm.h"
 #include "headrace/kernel/train_linear.h"
 #include "headrace/kernel/train_loss_rows.h"
@@ -11,8 +12,8 @@
 namespace headrace {
 namespace {
 
-int64_t counted_targets(const StepRows& rows) {
-  return std::count_if(rows.targets.begin(), rows.targets.end(), [](int32_t t) { return t >= 0; });
+int64_t counted_targets(std::span<const int32_t> targets) {
+  return std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t >= 0; });
 }
 
 // Sizes, products without addresses, and the workspace, in this order: rows of the table, logits,
@@ -28,7 +29,8 @@ class Loss {
 
   const Tensor& x() const { return graph_.at(op_.inputs[0]); }
   const Tensor& tile(size_t i) const { return graph_.at(op_.inputs[1 + i]); }
-  size_t tiles() const { return op_.inputs.size() - 1; }
+  bool bias() const { return op_.iattr(Attr::kBias) > 0; }
+  size_t tiles() const { return loss_tiles(op_); }
   int64_t vocab() const { return vocab_; }
   int64_t chunk() const { return chunk_; }
   int64_t stride() const { return stride_; }  // floats
@@ -90,17 +92,24 @@ class LossRun {
     std::byte* at = ctx.workspace.data();
     GemmRows* table = reinterpret_cast<GemmRows*>(at);
     for (size_t i = 0; i < loss_.tiles(); ++i) {
-      table[i] = GemmRows{ctx.inputs[1 + i], loss_.tile(i).rows, nullptr};
+      const std::byte* bias = loss_.bias() ? ctx.inputs[1 + loss_.tiles() + i] : nullptr;
+      table[i] = GemmRows{ctx.inputs[1 + i], loss_.tile(i).rows, bias};
     }
     table_ = {table, loss_.tiles()};
     logits_ = at + loss_.table_bytes();
     scratch_ = ctx.workspace.subspan(
         static_cast<size_t>(loss_.table_bytes() + loss_.logits_bytes()));
-    const int64_t counted = counted_targets(ctx.rows);
-    HR_CHECK(static_cast<int64_t>(ctx.rows.targets.size()) >= first_row() + loss_.x().rows,
+    std::span<const int32_t> targets = ctx.rows.targets;
+    HR_CHECK(static_cast<int64_t>(targets.size()) >= first_row() + loss_.x().rows,
              "every row of hr.loss has a target, or -1");
+    if (ctx.op.iattr(Attr::kOwnMean) == 1) {
+      targets = targets.subspan(static_cast<size_t>(first_row()),
+                                static_cast<size_t>(loss_.x().rows));
+    }
+    const int64_t counted = counted_targets(targets);
     if (counted > 0) {
-      gradient_ = static_cast<float>(ctx.rows.loss_scale / static_cast<double>(counted));
+      const double scale = ctx.rows.loss_scale * ctx.op.attr(Attr::kScale, 1);
+      gradient_ = static_cast<float>(scale / static_cast<double>(counted));
     }
   }
 
@@ -131,17 +140,28 @@ class LossRun {
     dx.c = ctx_.outputs[1] + t * x_row;
     gemm(dx, scratch_, ctx_.pool);
     if (loss_.grad() == 1) return;
+    add_to_targets(x, rows, t == 0);
+  }
+
+  // The part of a chunk in the gradients of tiles and biases.
+  void add_to_targets(const std::byte* x, int64_t rows, bool first_chunk) {
+    const DType type = loss_.x().dtype;
+    const bool update = !ctx_.op.updates.empty(), add = update || !first_chunk;
+    const auto target = [&](size_t i) { return update ? ctx_.updates[i] : ctx_.outputs[2 + i]; };
     const GemmRows x_rows{x, rows, nullptr};
     int64_t first = 0;
     for (size_t i = 0; i < loss_.tiles(); ++i) {
-      const bool update = !ctx_.op.updates.empty();
       GemmArgs dw = loss_.dw(i, rows);
-      dw.a = logits_ + row_bytes(loss_.x().dtype, first);
+      dw.a = logits_ + row_bytes(type, first);
       dw.b = {&x_rows, 1};
-      dw.c = update ? ctx_.updates[i] : ctx_.outputs[2 + i];
-      dw.add = update || t > 0;
+      dw.c = target(i);
+      dw.add = add;
       gemm(dw, scratch_, ctx_.pool);
       first += loss_.tile(i).rows;
+      if (!loss_.bias()) continue;
+      column_sums({dw.a, row_bytes(type, dw.a_stride), type, rows, dw.m, add,
+                   reinterpret_cast<float*>(target(loss_.tiles() + i))},
+                  ctx_.pool);
     }
   }
 
@@ -200,7 +220,7 @@ void train_mean_loss(const OpContext& ctx) {
     const float* loss = reinterpret_cast<const float*>(ctx.inputs[i]);
     for (int64_t r = 0; r < input_tensor(ctx, i).rows; ++r) sum += static_cast<double>(loss[r]);
   }
-  const int64_t counted = counted_targets(ctx.rows);
+  const int64_t counted = counted_targets(ctx.rows.targets);
   *reinterpret_cast<float*>(ctx.outputs[0]) =
       counted == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(counted));
 }

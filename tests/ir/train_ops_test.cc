@@ -92,6 +92,40 @@ std::vector<Case> good_cases() {
       {"hr.sgd", {{5, 6}, {1, 2}}, {}, {{5, 6}, {5, 6}, bf16}, {{Attr::kMomentum, 0.9}}, 1},
       {"hr.sgd", {{5, 6}}, {}, {bf16}, {{Attr::kGroup, 2}}},
       {"hr.guard", {{1, 1}}, {{1, 2}}, {}, {}},
+      // Case 34: images of 2 channels, 4 x 6, in patches of 2 x 2.
+      {"hr.patches", {{2, 48}}, {{12, 8}}, {},
+       {{Attr::kChannels, 2}, {Attr::kHeight, 4}, {Attr::kPatch, 2}}},
+      {"hr.prefix", {{4, 6}, {1, 6}, {1, 6}, any_rows(5, 6)}, {{kT, 6}}, {},
+       {{Attr::kSequence, 4}, {Attr::kWeights, 2}, {Attr::kPositions, 1}}},
+      {"hr.prefix", {{6, 6}, {1, 6}}, {{kT, 6}}, {}, {{Attr::kSequence, 4}, {Attr::kWeights, 1}}},
+      {"hr.prefix_grad", {x}, {{2, 6}}, {}, {{Attr::kSequence, 4}, {Attr::kFirst, 2}}},
+      {"hr.prefix_grad", {x}, {}, {any_rows(5, 6)},
+       {{Attr::kSequence, 4}, {Attr::kPositions, 1}}},
+      // Case 39.
+      {"hr.select", {x}, {{2, 6}}, {}, {{Attr::kSequence, 4}, {Attr::kFirst, 3}}},
+      {"hr.select_grad", {{4, 6}}, {{kT, 6}}, {}, {{Attr::kSequence, 4}, {Attr::kFirst, 2}}},
+      {"hr.mean_rows", {x}, {{2, 6}}, {}, {{Attr::kSequence, 4}, {Attr::kFirst, 1}}},
+      {"hr.mean_rows_grad", {{2, 6}}, {{kT, 6}}, {}, {{Attr::kSequence, 4}}},
+      {"hr.qk_norm", {{kT, 16}, {1, 2}, {1, 4}}, {{kT, 16}, {kT, 5}}, {},
+       {{Attr::kHeads, 4}, {Attr::kKvHeads, 2}, {Attr::kHeadDim, 2}, {Attr::kEps, 1e-6}}},
+      // Case 44.
+      {"hr.qk_norm_dx", {{kT, 16}, {kT, 16}, {1, 8}, {1, 2}, {kT, 6}}, {{kT, 16}}, {},
+       {{Attr::kHeads, 4}, {Attr::kKvHeads, 2}, {Attr::kHeadDim, 2}, {Attr::kAct, 1}}},
+      {"hr.qk_norm_dw", {{kT, 16}, {kT, 16}, {kT, 6}}, {{1, 2}, {1, 2}}, {},
+       {{Attr::kHeads, 4}, {Attr::kKvHeads, 2}, {Attr::kHeadDim, 2}}},
+      {"hr.qk_norm_dw", {{kT, 16}, {kT, 16}, {kT, 2}}, {}, {{1, 8}, {1, 4}},
+       {{Attr::kHeads, 4}, {Attr::kKvHeads, 2}, {Attr::kHeadDim, 2}}},
+      {"hr.attention", {{kT, 16}}, {{kT, 8}, {kT, 4}}, {},
+       with(kHeads, {{Attr::kCausal, 0}, {Attr::kWindow, 3}})},
+      {"hr.act", {{kT, 6}}, {{kT, 3}}, {}, {{Attr::kAct, 6}}},
+      // Case 49.
+      {"hr.act_grad", {{kT, 6}, {kT, 6}}, {{kT, 6}}, {}, {{Attr::kAct, 7}}},
+      {"hr.loss", {x, {5, 6}, {3, 6}, {1, 5}, {1, 3}}, {{kT, 1}}, {},
+       {{Attr::kBias, 1}, {Attr::kScale, 0.5}, {Attr::kOwnMean, 1}}},
+      {"hr.loss", {x, {5, 6}, {1, 5}}, {{kT, 1}, {kT, 6}, {5, 6}, {1, 5}}, {},
+       {{Attr::kGrad, 2}, {Attr::kBias, 1}}},
+      {"hr.loss", {x, {5, 6}, {1, 5}}, {{kT, 1}, {kT, 6}}, {{5, 6}, {1, 5}},
+       {{Attr::kGrad, 2}, {Attr::kBias, 1}}},
   };
 }
 
@@ -142,8 +176,9 @@ TEST(TrainOps, OptionalInputsMayBeAbsentAndOthersMayNot) {
       EXPECT_TRUE(s.ok()) << s.message();
     }
     // Of these any number of tiles, losses or norms will do.
-    const bool list = c.kernel == "hr.embed" || c.kernel == "hr.loss" ||
-                      c.kernel == "hr.mean_loss" || c.kernel == "hr.clip";
+    const bool list = c.kernel == "hr.embed" || c.kernel == "hr.mean_loss" ||
+                      (c.kernel == "hr.loss" && !c.attrs.contains(Attr::kBias)) ||
+                      c.kernel == "hr.clip";
     while (list && c.inputs.size() > 1) c.inputs.pop_back();
     c.inputs.pop_back();
     refused(c, "an input too few");
@@ -245,6 +280,22 @@ TEST(TrainOps, WhatBelongsTogetherIsCheckedTogether) {
        [](Graph& g) { g.ops[0].updates[1] = g.ops[0].inputs[0]; }, "both read and written"},
       {"two moments that are one", 28,
        [](Graph& g) { g.ops[0].updates[2] = g.ops[0].updates[1]; }, "written twice"},
+      {"lines that are no whole patches", 34, [](Graph& g) { g.ops[0].attrs[Attr::kPatch] = 4; },
+       "not of whole patches"},
+      {"nothing but prefixes", 36, [](Graph& g) { g.ops[0].attrs[Attr::kSequence] = 1; },
+       "no rows of x"},
+      {"positions that the table has not", 35,
+       [](Graph& g) { g.tensors[3].rows = 3, g.tensors[3].bytes = 72; }, "fewer rows than"},
+      {"more rows than are left", 37, [](Graph& g) { g.ops[0].attrs[Attr::kFirst] = 3; },
+       "more rows than there are"},
+      {"rows behind the sequence", 39, [](Graph& g) { g.ops[0].attrs[Attr::kFirst] = 4; },
+       "more rows than there are"},
+      {"parts of sequences", 40, [](Graph& g) { g.ops[0].attrs[Attr::kSequence] = 3; },
+       "not whole sequences"},
+      {"neither one head nor all", 43, [](Graph& g) { g.ops[0].attrs[Attr::kHeadDim] = 1; },
+       "not [8, 8]"},
+      {"a bias without a tile", 50, [](Graph& g) { g.ops[0].inputs.pop_back(); },
+       "not as many biases as tiles"},
       {"no such op", 20, [](Graph& g) { g.ops[0].kernel = "hr.multiply"; },
        "no training op is called 'hr.multiply'"},
   };

@@ -14,6 +14,9 @@ struct Sizes {
   std::vector<int64_t> tiles;
   int64_t row_begin = 0;
   double loss_scale = 1;
+  bool bias = false;
+  double scale = 1;
+  bool own_mean = false;
 
   int64_t vocab() const {
     int64_t sum = 0;
@@ -45,19 +48,27 @@ struct LossOp {
       h.normal(w, static_cast<uint32_t>(2 + i), 0.3f);
       if (i == 0) first_tile = w;
     }
+    for (size_t i = 0; s.bias && i < s.tiles.size(); ++i) {
+      h.normal(h.input(DType::kF32, 1, s.tiles[i], 4), static_cast<uint32_t>(80 + i), 0.5f);
+    }
     loss = h.output(DType::kF32, s.rows, 1);
     if (grad > 0) dx = h.output(type, s.rows, s.n);
-    for (size_t i = 0; grad > 1 && i < s.tiles.size(); ++i) {
-      targets.push_back(update ? h.update(DType::kF32, s.tiles[i], s.n)
-                               : h.output(DType::kF32, s.tiles[i], s.n));
+    const size_t weights = s.tiles.size() * (s.bias ? 2 : 1);
+    for (size_t i = 0; grad > 1 && i < weights; ++i) {
+      const bool of_bias = i >= s.tiles.size();
+      const int64_t v = s.tiles[i % s.tiles.size()], r = of_bias ? 1 : v, c = of_bias ? v : s.n;
+      targets.push_back(update ? h.update(DType::kF32, r, c) : h.output(DType::kF32, r, c));
       if (update) h.normal(targets.back(), static_cast<uint32_t>(50 + i));
     }
     h.set(Attr::kGrad, grad);
     h.set(Attr::kRowBegin, static_cast<double>(s.row_begin));
+    if (s.bias) h.set(Attr::kBias, 1);
+    if (s.scale != 1) h.set(Attr::kScale, s.scale);
+    if (s.own_mean) h.set(Attr::kOwnMean, 1);
   }
 
   struct Wanted {
-    std::vector<double> loss, dx, dw;
+    std::vector<double> loss, dx, dw;  // dw: of all tiles, then of all biases
   };
   Wanted wanted(const Sizes& s, const StepRows& step) const {
     std::vector<double> w;
@@ -65,25 +76,35 @@ struct LossOp {
       const std::vector<double> one = h.values(first_tile + i);
       w.insert(w.end(), one.begin(), one.end());
     }
+    std::vector<double> shift(static_cast<size_t>(s.vocab()));
+    for (size_t i = 0, at = 0; s.bias && i < s.tiles.size(); ++i) {
+      const std::vector<double> one = h.values(first_tile + s.tiles.size() + i);
+      std::copy(one.begin(), one.end(), shift.begin() + static_cast<std::ptrdiff_t>(at));
+      at += one.size();
+    }
     const std::vector<double> xs = h.values(x);
     const auto n = static_cast<size_t>(s.n), vocab = static_cast<size_t>(s.vocab());
-    const auto counted = static_cast<double>(std::count_if(
-        step.targets.begin(), step.targets.end(), [](int32_t t) { return t >= 0; }));
+    const auto begin = step.targets.begin() + (s.own_mean ? s.row_begin : 0);
+    const auto end = s.own_mean ? begin + s.rows : step.targets.end();
+    const auto counted =
+        static_cast<double>(std::count_if(begin, end, [](int32_t t) { return t >= 0; }));
     Wanted out{std::vector<double>(static_cast<size_t>(s.rows)), std::vector<double>(xs.size()),
-               std::vector<double>(w.size())};
+               std::vector<double>(w.size() + (s.bias ? vocab : 0))};
     for (size_t t = 0; t < out.loss.size(); ++t) {
       const int32_t target = step.targets[static_cast<size_t>(s.row_begin) + t];
       if (target < 0) continue;
       std::vector<double> p(vocab);
       double sum = 0;
       for (size_t v = 0; v < vocab; ++v) {
+        p[v] = shift[v];
         for (size_t j = 0; j < n; ++j) p[v] += xs[t * n + j] * w[v * n + j];
         sum += std::exp(p[v]);
       }
       out.loss[t] = std::log(sum) - p[static_cast<size_t>(target)];
       for (size_t v = 0; v < vocab; ++v) {
         const double hit = v == static_cast<size_t>(target) ? 1 : 0;
-        const double d = (std::exp(p[v]) / sum - hit) * s.loss_scale / counted;
+        const double d = (std::exp(p[v]) / sum - hit) * s.loss_scale * s.scale / counted;
+        if (s.bias) out.dw[w.size() + v] += d;
         for (size_t j = 0; j < n; ++j) {
           out.dx[t * n + j] += d * w[v * n + j];
           out.dw[v * n + j] += d * xs[t * n + j];
@@ -95,7 +116,14 @@ struct LossOp {
 };
 
 const Sizes kSizes[] = {
-    {6, 5, {19}}, {33, 24, {40, 30, 7}, 3, 16}, {70, 16, {100, 1}, 0, 128}, {1, 8, {16}, 2, 1}};
+    {6, 5, {19}},
+    {33, 24, {40, 30, 7}, 3, 16},
+    {70, 16, {100, 1}, 0, 128},
+    {1, 8, {16}, 2, 1},
+    {33, 24, {40, 30, 7}, 3, 16, true},
+    {9, 8, {10}, 4, 1, true, 0.25, true},
+    {33, 24, {77}, 3, 2, false, 0.5, true},
+};
 
 TEST(TrainLoss, LossAndGradientsAreThoseOfTheMeanCrossEntropy) {
   for (const DType type : kTrainTypes) {
@@ -159,7 +187,8 @@ TEST(TrainLoss, ARowWithoutATargetCountsForNothing) {
 
 TEST(TrainLoss, GradientsOfSeveralChunksAreAddedInTheOrderOfTheTokens) {
   const int64_t vocab = 32;
-  const Sizes s{train_loss_chunk(vocab) + 40, 6, {20, 12}};
+  Sizes s{train_loss_chunk(vocab) + 40, 6, {20, 12}};
+  s.bias = true;
   const StepRows step = step_with_targets(s);
   LossOp written(s, DType::kF32, 2), added(s, DType::kF32, 2, true);
   written.h.run_everywhere(step);
