@@ -1,0 +1,1 @@
+"""The step door: headrace.compile_step()."""

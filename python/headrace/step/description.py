@@ -1,0 +1,268 @@
+"""Description: everything that the engine and the callable need of one captured step.
+
+forward and optimizer are the JSON objects of headrace/train/captured_step.h; ``before`` and
+``after`` are the parts of the step that stay torch's: what makes tokens and targets of the
+arguments, and what makes the returned values of the losses.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional, Sequence
+
+import numpy as np
+import torch
+
+from . import values
+from .capture import Capture, line_of
+from .events import Event, unsupported
+from .graph import FLOAT
+from .lower import Lowering, MicroBatch
+from .raising import Backward, Raiser
+from .values import Losses, Parameter, Partial
+
+
+@dataclasses.dataclass
+class MicroInputs:
+    """Of one micro-batch; numbers are places in what ``before`` returns."""
+
+    rows: int
+    tokens: Optional[int]
+    targets: int
+    target_rows: np.ndarray
+    ignored: int
+    classes: int
+    vocabulary: int
+    sequence: int
+    padding: list[int]
+    images: list[int]
+
+
+@dataclasses.dataclass
+class Description:
+    forward: dict[str, Any]
+    optimizer: dict[str, Any]
+    parameters: dict[str, Parameter]
+    inputs: list[MicroInputs]
+    before: torch.fx.GraphModule   # (tensors of the arguments) -> tensors
+    after: torch.fx.GraphModule    # (tensors of the arguments, losses, norms) -> leaves
+    norms: int                     # how many norms ``after`` takes
+    out_spec: Any
+    schedules: list[Event]
+
+
+def describe(captured: Capture, model, optimizer) -> Description:
+    """HeadraceError("unsupported") with op, shapes and line for what the engine does not have."""
+    raiser = Raiser(captured)
+    raiser.run()
+    clip = _checked_events(captured.events, raiser)
+    factors = _factors(raiser)
+    lowering = Lowering()
+    own_mean = len(factors) > 1
+    micros = [lowering.run(raiser.losses[k][0], factor, own_mean)
+              for k, factor in factors]
+    before, inputs = _before(raiser, [raiser.losses[k][0] for k, _ in factors], micros)
+    after, norms = _after(raiser, [raiser.losses[k][1] for k, _ in factors])
+    forward = {
+        "headrace_forward": 1, "name": type(model).__name__,
+        "precision": _precision(lowering.parameters.values()),
+        "rows": sum(i.rows for i in inputs),
+        "parameters": _parameters(lowering.parameters, optimizer),
+        "constants": [{"name": name, "values": list(numbers)}
+                      for numbers, name in lowering.constants.items()],
+        "inputs": [],
+        "micro_batches": _repeated(micros),
+    }
+    settings = _optimizer(optimizer)
+    if clip is not None:
+        _check_clipped(clip, forward["parameters"], lowering.parameters)
+        settings["clip_norm"] = clip.max_norm
+    schedules = [e for e in captured.events if e.kind == "schedule"]
+    return Description(forward, settings, lowering.parameters, inputs, before, after, norms,
+                       captured.out_spec, schedules)
+
+
+# ---- events ------------------------------------------------------------------------------------
+
+def _checked_events(events: Sequence[Event], raiser: Raiser) -> Optional[Event]:
+    """The clipping, where there is one; events must be those of one whole step."""
+    kinds = [e.kind for e in events if e.kind != "schedule"]
+    text = ", ".join(kinds)
+    if kinds.count("step") != 1:
+        raise unsupported(f"compile_step: train_step must call optimizer.step() once; it did: {text}")
+    at = kinds.index("step")
+    before = [k for k in kinds[:at] if k != "zero_grad"]
+    if "backward" not in before:
+        raise unsupported(f"compile_step: no backward() before optimizer.step(): {text}")
+    if "backward" in kinds[at:] or "clip" in kinds[at:]:
+        raise unsupported(f"compile_step: backward() or clipping after optimizer.step(): {text}")
+    if "zero_grad" not in kinds:
+        raise unsupported("compile_step: train_step never calls zero_grad(), so that gradients of "
+                          "all steps would add up; call optimizer.zero_grad() in it")
+    begun = kinds.index("backward")
+    if "zero_grad" in kinds[begun:at]:
+        raise unsupported(f"compile_step: zero_grad() between backward() and optimizer.step(): {text}")
+    clips = [e for e in events if e.kind == "clip"]
+    if len(clips) > 1 or (clips and before[-1] != "clip"):
+        raise unsupported(f"compile_step: gradients are clipped more than once or before the last "
+                          f"backward(): {text}")
+    order = [e.kind for e in events]
+    if "schedule" in order and order.index("schedule") < order.index("step"):
+        raise unsupported("compile_step: scheduler.step() before optimizer.step()")
+    return clips[0] if clips else None
+
+
+def _factors(raiser: Raiser) -> list[tuple[int, float]]:
+    """(loss, what its gradient is multiplied by), in the order of the losses."""
+    factors: dict[int, float] = {}
+    for backward in raiser.backwards:
+        for k, factor in backward.losses.terms:
+            if k in factors:
+                raise unsupported("compile_step: backward() twice through one loss is not supported"
+                                  f"{line_of(backward.node)}")
+            factors[k] = factor
+    for k, (_, node) in enumerate(raiser.losses):
+        if k not in factors:
+            raise unsupported("compile_step: a loss without backward() is not supported"
+                              f"{line_of(node)}")
+        if not factors[k] > 0:
+            raise unsupported(f"compile_step: a loss has the factor {factors[k]:g} in backward(); it "
+                              f"must be above 0{line_of(node)}")
+    return sorted(factors.items())
+
+
+def _check_clipped(clip: Event, described: list[dict], parameters: dict[str, Parameter]) -> None:
+    trained = {id(parameters[p["name"]].tensor) for p in described if p["trainable"]}
+    if not trained <= set(clip.parameters):
+        raise unsupported("compile_step: clip_grad_norm_() is given some of the trained parameters "
+                          "only, which is not supported")
+    others = [p for p in set(clip.parameters) - trained]
+    frozen = {id(p.tensor) for p in parameters.values() if not p.tensor.requires_grad}
+    known = {id(p.tensor) for p in parameters.values()}
+    if any(p in known and p not in frozen for p in others):
+        raise unsupported("compile_step: clip_grad_norm_() is given parameters that need gradients "
+                          "but are not the optimizer's, which is not supported")
+
+
+# ---- parameters and optimizer ------------------------------------------------------------------
+
+def _precision(parameters) -> str:
+    dtypes = {p.tensor.dtype for p in parameters}
+    if dtypes == {torch.float32}:
+        return "f32"
+    if {p.tensor.dtype for p in parameters if p.tensor.dim() > 1} == {torch.bfloat16}:
+        return "bf16"
+    raise unsupported("compile_step: parameters of "
+                      f"{', '.join(sorted(str(d) for d in dtypes))} together are not supported")
+
+
+def _parameters(parameters: dict[str, Parameter], optimizer) -> list[dict[str, Any]]:
+    group_of = {id(p): g for g, group in enumerate(optimizer.param_groups)
+                for p in group["params"]}
+    described = []
+    for p in parameters.values():
+        group = group_of.get(id(p.tensor))
+        trainable = group is not None and p.tensor.requires_grad
+        entry = {"name": p.name, "shape": list(p.tensor.shape) if p.tensor.dim() < 3
+                 else [p.rows, p.cols],
+                 "dtype": "f32" if p.tensor.dtype == torch.float32 else "bf16",
+                 "trainable": trainable}
+        if trainable and group:
+            entry["group"] = group
+        if p.transposed:
+            entry["transposed"] = True
+        described.append(entry)
+    if not any(p["trainable"] for p in described):
+        raise unsupported("compile_step: none of the optimizer's parameters leads to the loss")
+    return described
+
+
+def _optimizer(optimizer) -> dict[str, Any]:
+    kind = type(optimizer)
+    groups = []
+    for g, group in enumerate(optimizer.param_groups):
+        for flag in ("amsgrad", "maximize", "nesterov", "differentiable"):
+            if group.get(flag):
+                raise unsupported(f"compile_step: {kind.__name__} with {flag}=True is not supported "
+                                  f"(parameter group {g})")
+        groups.append(_group(kind, g, group))
+    return {"kind": "sgd" if kind is torch.optim.SGD else "adamw", "groups": groups}
+
+
+def _group(kind, g: int, group: dict) -> dict[str, float]:
+    if kind in (torch.optim.AdamW, torch.optim.Adam):
+        decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
+        if group["weight_decay"] and not decoupled:
+            raise unsupported(f"compile_step: Adam with weight_decay={group['weight_decay']:g} adds it "
+                              f"to gradients, which is not supported (parameter group {g}); "
+                              "use AdamW")
+        beta1, beta2 = (float(b) for b in group["betas"])
+        return {"beta1": beta1, "beta2": beta2, "eps": float(group["eps"]),
+                "weight_decay": float(group["weight_decay"])}
+    if kind is torch.optim.SGD:
+        if group["dampening"]:
+            raise unsupported(f"compile_step: SGD with dampening is not supported (parameter group {g})")
+        return {"momentum": float(group["momentum"]), "weight_decay": float(group["weight_decay"])}
+    raise unsupported(f"compile_step: optimizer {kind.__module__}.{kind.__name__} is not supported; "
+                      "supported are AdamW, Adam without weight decay and SGD of torch.optim")
+
+
+# ---- micro-batches -----------------------------------------------------------------------------
+
+def _repeated(micros: Sequence[MicroBatch]) -> list[dict[str, Any]]:
+    if all(m.ops == micros[0].ops for m in micros):
+        return [{"ops": micros[0].ops, "repeat": len(micros)}]
+    return [{"ops": m.ops} for m in micros]
+
+
+def _before(raiser: Raiser, losses: Sequence[values.Loss], micros: Sequence[MicroBatch]):
+    outputs: list[torch.fx.Node] = []
+
+    def place(node) -> int:
+        if node not in outputs:
+            outputs.append(node)
+        return outputs.index(node)
+
+    inputs = []
+    for loss, micro in zip(losses, micros):
+        table = next((op for op in micro.ops if op["op"] == "hr.embed"), None)
+        vocabulary = 0
+        if table is not None:
+            vocabulary = raiser_rows(raiser, table["in"][0])
+        inputs.append(MicroInputs(
+            rows=loss.x.rows, tokens=None if micro.tokens is None else place(micro.tokens),
+            targets=place(loss.targets), target_rows=loss.rows, ignored=loss.ignored,
+            classes=loss.weight.cols if loss.weight.transposed else loss.weight.rows,
+            vocabulary=vocabulary, sequence=loss.x.sequence,
+            padding=[p for p, _ in micro.padding], images=[place(n) for n in micro.images]))
+    return raiser.parts.module(outputs), inputs
+
+
+def raiser_rows(raiser: Raiser, name: str) -> int:
+    return next(p.rows for p in raiser.parameters.values() if p.name == name)
+
+
+def _after(raiser: Raiser, losses: Sequence[torch.fx.Node]):
+    """The module that makes the step's result, and how many norms it takes."""
+    parts = raiser.parts
+    norms = [n for n in raiser.captured.nodes if isinstance(raiser.values.get(n), Partial)
+             and raiser.values[n].kind == "gradient_norm"]
+    given = [*losses, *norms]
+    outputs = raiser.captured.outputs
+    for output in outputs:
+        if not isinstance(output, torch.fx.Node):
+            continue
+        for node in parts.needed([output], given):
+            if parts.is_parameter(node):
+                raise unsupported("compile_step: train_step returns a tensor of shape "
+                                  f"{tuple(output.meta['val'].shape)} that is not made of its losses "
+                                  f"alone{line_of(output)}; return the loss")
+    return _without_marks(parts.module(outputs, given)), len(norms)
+
+
+def _without_marks(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.headrace_step.backward.default:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.recompile()
+    return module

@@ -1,0 +1,241 @@
+"""Raising: from the ATen ops of a traced step to values of the engine.
+
+The graph is walked once. Every node that depends on parameters becomes a view of a matrix (Ref), a
+pattern that is not complete yet (Partial, Mix) or a sum of losses; each op is checked for what it
+must be, and whatever is not known is refused with its op, shapes and line. Nothing is guessed: a
+pattern that is not completed reaches an op that does not take it.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Callable, Optional
+
+import torch
+
+from . import layout, values
+from .capture import Capture, line_of
+from .events import unsupported
+from .graph import CONSTANT, FLOAT, Parts
+from .layout import Ref
+from .values import Losses, Mix, Parameter, Partial, Value
+
+HANDLERS: dict[str, Callable] = {}
+
+
+class NotRaised(Exception):
+    """Why a node is not what the engine has; the walk adds the op and the line."""
+
+
+def handles(*names: str):
+    """Registers a handler of ATen ops, by name without overload. It gets (raiser, node, *args)."""
+    def register(function):
+        for name in names:
+            HANDLERS[name] = function
+        return function
+    return register
+
+
+@dataclasses.dataclass
+class Backward:
+    losses: Losses
+    node: torch.fx.Node
+
+
+class Raiser:
+    """After run(): ``losses`` and ``backwards`` of the step, in order."""
+
+    def __init__(self, captured: Capture):
+        self.captured = captured
+        self.parts = Parts(captured)
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.losses: list[tuple[values.Loss, torch.fx.Node]] = []
+        self.backwards: list[Backward] = []
+        self.parameters: dict[int, Parameter] = {}
+        self.node: Optional[torch.fx.Node] = None  # being raised
+        self.of_parameters = {t.dtype for n in captured.nodes if self.parts.is_parameter(n)
+                              for t in [captured.objects[n.target]]}
+        # Norms, softmax, rotations and losses are computed in f32 from bf16 as well.
+        self.dtypes = self.of_parameters | {torch.float32, torch.complex64}
+
+    def run(self) -> None:
+        from . import arithmetic, attention, products, rotary, views  # noqa: F401  (handlers)
+        for node in self.captured.nodes:
+            if self.parts.kind.get(node) != FLOAT or node.op == "output":
+                continue
+            self.node = node
+            if node.op == "get_attr":
+                self.values[node] = self.parameter(node)
+                continue
+            try:
+                self.values[node] = self.raise_node(node)
+            except NotRaised as e:
+                raise unsupported(self.message(node, str(e))) from e
+
+    def raise_node(self, node):
+        name, handler = _handler(node)
+        if handler is None:
+            raise NotRaised("the engine has no such op")
+        if name.endswith("_") and not name.endswith("__"):
+            self._check_in_place(node)
+        if node.meta.get("val") is not None:
+            self._check_dtype(node.meta["val"])
+        return handler(self, node, *[self.operand(a) for a in node.args],
+                       **{k: self.operand(v) for k, v in node.kwargs.items()})
+
+    def message(self, node, why: str) -> str:
+        shapes = ", ".join(
+            "x".join(map(str, n.meta["val"].shape)) or "scalar" for n in node.all_input_nodes
+            if isinstance(n.meta.get("val"), torch.Tensor))
+        return f"compile_step: {node.target} of [{shapes}] is not supported here: {why}{line_of(node)}"
+
+    # ---- operands
+
+    def operand(self, argument):
+        """Values of float nodes, nodes of all others, and everything else as it is."""
+        if isinstance(argument, torch.fx.Node):
+            return self.values[argument] if self.parts.kind[argument] == FLOAT else argument
+        if isinstance(argument, (list, tuple)):
+            return [self.operand(a) for a in argument]
+        return argument
+
+    def parameter(self, node) -> Ref:
+        tensor = self.captured.objects[node.target]
+        if id(tensor) not in self.parameters:
+            name = self.captured.parameters.get(id(tensor))
+            if name is None:
+                raise unsupported(
+                    f"compile_step: a tensor of shape {tuple(tensor.shape)} that requires gradients "
+                    f"is neither of the model nor of the optimizer{line_of(next(iter(node.users)))}")
+            self.parameters[id(tensor)] = Parameter(name, tensor)
+        return layout.contiguous(self.parameters[id(tensor)], tensor.shape)
+
+    def constant(self, argument, exact: bool = False) -> Optional[torch.Tensor]:
+        """The value of a constant node, or of a number; None for everything else."""
+        if isinstance(argument, (int, float)) and not isinstance(argument, bool):
+            return torch.tensor(float(argument), dtype=torch.float64)
+        if isinstance(argument, torch.fx.Node) and self.parts.kind[argument] == CONSTANT:
+            return self.parts.evaluate(argument, exact)
+        return None
+
+    def number(self, argument) -> Optional[float]:
+        """A constant that is one number."""
+        if isinstance(argument, torch.fx.Node):
+            value = argument.meta.get("val")
+            if value is None or value.numel() != 1:
+                return None
+        constant = self.constant(argument)
+        if constant is None or constant.is_complex():
+            return None
+        return float(constant)
+
+    # ---- results
+
+    @staticmethod
+    def by_rows(made, like: Ref, cols: int) -> Ref:
+        """A new value of an op that works on rows, in the rows of ``like``."""
+        x = like.base
+        return layout.like_rows(like, Value(made, x.rows, cols, x.sequence))
+
+    def add_loss(self, loss: values.Loss) -> Losses:
+        self.losses.append((loss, self.node))
+        return Losses(((len(self.losses) - 1, 1.0),))
+
+    # ---- checks
+
+    def _check_in_place(self, node) -> None:
+        target = node.args[0]
+        if self.parts.root[target] is not target or any(
+                self.parts.root[user] is self.parts.root[target] and user is not node
+                for user in target.users):
+            raise NotRaised("it changes a tensor in place that has other views")
+
+    def _check_dtype(self, value) -> None:
+        if not isinstance(value, torch.Tensor) or value.dtype in self.dtypes:
+            return
+        raise NotRaised(f"its result is {value.dtype}, and parameters are "
+                        f"{' and '.join(sorted(map(str, self.of_parameters)))}")
+
+
+def _handler(node):
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__name__", ""), HANDLERS.get(getattr(target, "__name__", ""))
+    name = target._schema.name.split("::")[1]
+    handler = HANDLERS.get(name)
+    if handler is None and name.endswith("_"):
+        handler = HANDLERS.get(name[:-1])  # relu_, add_: the result is what later nodes read
+    return name, handler
+
+
+# ---- helpers of handlers -----------------------------------------------------------------------
+
+def is_value(x) -> bool:
+    return isinstance(x, Ref) and isinstance(x.base, Value)
+
+
+def is_parameter(x) -> bool:
+    return isinstance(x, Ref) and isinstance(x.base, Parameter)
+
+
+def is_partial(x, kind: str) -> bool:
+    return isinstance(x, Partial) and x.kind == kind
+
+
+def scaled(x, factor: float):
+    """x * factor; losses and scaled values take the factor in."""
+    if isinstance(x, Losses):
+        return Losses(tuple((k, f * factor) for k, f in x.terms))
+    if is_partial(x, "scaled"):
+        return scaled(x.of[0], x.number * factor)
+    return x if factor == 1 else Partial("scaled", (x,), factor)
+
+
+def complete(x) -> Ref:
+    """A view of a value, from a Mix that is a rotation or a product that takes a factor in."""
+    from . import arithmetic, products, rotary
+    if isinstance(x, Mix):
+        x = rotary.rotated(x)
+    if is_partial(x, "scaled"):
+        x = products.scaled_product(x)
+    if is_partial(x, "silu"):
+        x = arithmetic.activation(Raiser, "silu", x.of[0])
+    if is_partial(x, "rms_normed"):
+        x = products.norm(Raiser, x.of[0], False, None, None, x.number)
+    if not is_value(x):
+        raise NotRaised(f"it takes {describe(x)}, which is no value of the engine")
+    return x
+
+
+def rows_of(x) -> tuple[Ref, layout.Rows]:
+    """A value's rows, all columns of them."""
+    ref = complete(x)
+    rows = layout.as_rows(ref)
+    if rows is None or rows.begin != 0 or rows.count != ref.base.cols:
+        raise NotRaised("the last dimension is not all columns of the rows of a product or a norm")
+    return ref, rows
+
+
+def columns_of(x) -> tuple[Ref, layout.Rows]:
+    """A value's rows, a run of columns of them."""
+    ref = complete(x)
+    rows = layout.as_rows(ref)
+    if rows is None:
+        raise NotRaised("the last dimension is not a run of columns of the rows of a value")
+    return ref, rows
+
+
+def describe(x) -> str:
+    if isinstance(x, Partial):
+        return f"an unfinished pattern ({x.kind})"
+    if isinstance(x, Mix):
+        return "an unfinished rotary embedding"
+    if is_parameter(x):
+        return f"parameter '{x.base.name}' in a place of its own"
+    if isinstance(x, Losses):
+        return "a loss"
+    return "a tensor that does not depend on parameters"
+
+
+def close(a: float, b: float, tolerance: float = 1e-6) -> bool:
+    return math.isclose(a, b, rel_tol=tolerance)

@@ -1,0 +1,179 @@
+"""What raising makes of the nodes of a traced step: matrices of the engine, views of them (Ref of
+layout.py), and half-recognised patterns, which are good for nothing until they are complete.
+
+"Made" classes say which op makes a Value; operands are Values and Parameters.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+
+from . import layout
+
+
+@dataclasses.dataclass(eq=False)
+class Parameter:
+    """A parameter as a matrix: [1, n] of one dimension, else [first size, product of the others]."""
+
+    name: str
+    tensor: torch.Tensor
+    transposed: Optional[bool] = None  # of a product's weight: torch holds [inputs, outputs]
+
+    @property
+    def rows(self) -> int:
+        return self.tensor.shape[0] if self.tensor.dim() > 1 else 1
+
+    @property
+    def cols(self) -> int:
+        return self.tensor.numel() // max(1, self.rows)
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A matrix [rows, cols] of a micro-batch: whole sequences of ``sequence`` rows."""
+
+    made: Any
+    rows: int
+    cols: int
+    sequence: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Heads:
+    """Heads of a value: ``count`` times ``size`` columns from ``begin`` on."""
+
+    value: Value
+    begin: int
+    count: int
+    size: int
+    repeated: int = 1  # each stands for so many heads of the queries
+
+
+@dataclasses.dataclass(eq=False)
+class Embed:
+    tokens: torch.fx.Node       # [B, S], does not depend on parameters
+    table: Parameter
+    positions: Optional[Parameter] = None
+    padding: int = -1           # row whose gradient torch leaves out
+
+
+@dataclasses.dataclass(eq=False)
+class Linear:
+    x: Value
+    weight: Parameter
+    bias: Optional[Parameter] = None
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(eq=False)
+class Norm:
+    x: Value
+    layer: bool                 # layer norm, else RMS
+    weight: Optional[Parameter]  # None: ones
+    bias: Optional[Parameter]
+    eps: float
+
+
+@dataclasses.dataclass(eq=False)
+class HeadNorm:
+    x: Heads                    # each head by itself
+    layer: bool
+    weight: Optional[Parameter]
+    eps: float
+
+
+@dataclasses.dataclass(eq=False)
+class Rope:
+    x: Heads
+    frequencies: tuple[float, ...]
+    half: bool                  # pairs (i, i + r / 2), else (2i, 2i + 1)
+
+
+@dataclasses.dataclass(eq=False)
+class Attention:
+    q: Heads
+    k: Heads
+    v: Heads
+    scale: float
+    causal: bool
+    window: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Act:
+    kind: str                   # "silu", "gelu_tanh", "gelu", "relu", "quick_gelu"
+    x: Value
+    begin: int = 0              # columns begin .. begin + count of x
+    count: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Gated:
+    act: Act                    # of the gate
+    up: Value
+    begin: int
+    count: int
+
+
+@dataclasses.dataclass(eq=False)
+class Dropout:
+    x: Value
+    probability: float
+
+
+@dataclasses.dataclass(eq=False)
+class Add:
+    a: Value
+    b: Value
+
+
+@dataclasses.dataclass(eq=False)
+class Loss:
+    """The mean cross entropy over the targets that are not ``ignored``."""
+
+    x: Value
+    weight: Parameter
+    bias: Optional[Parameter]
+    rows: np.ndarray            # row of x of each target
+    targets: torch.fx.Node      # [len(rows)], does not depend on parameters
+    ignored: int
+
+
+# ---- half-recognised ---------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Partial:
+    """``kind`` of ``of`` (Refs and Partials), with a number where it has one."""
+
+    kind: str
+    of: tuple
+    number: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Losses:
+    """sum of factor * loss number k: a scalar."""
+
+    terms: tuple[tuple[int, float], ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Term:
+    """ref * factor, elementwise; the factor's shape broadcasts to the ref's."""
+
+    ref: layout.Ref
+    factor: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mix:
+    """Sums of terms, piece after piece along the last axis: what rotary embeddings are made of."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[Term, ...], ...]
+
+
+Abstract = Union[layout.Ref, Partial, Losses, Mix]
