@@ -1,6 +1,7 @@
 """headrace.fit: a PyTorch model and its optimizer, trained eagerly in the memory that you give."""
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
@@ -79,7 +80,7 @@ def _signature(values: Any) -> tuple:
 
 
 def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
-        memory: int | str = "1GiB", *, folder: str | None = None, threads: int = 1,
+        memory: int | str = "1GiB", *, folder: str | os.PathLike | None = None, threads: int = 1,
         verbose: bool = False,
         paranoid: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
     """Lets training of `model` by `optimizer` take at most `memory` more than is resident now.
@@ -114,7 +115,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
     release(model)
     _refuse_other_devices(model)
     _core.tune_malloc()
-    settings = Settings(parse_bytes(memory), _core.process_memory().rss, folder, threads, verbose, paranoid)
+    settings = Settings(parse_bytes(memory), _core.process_memory().rss,
+                        None if folder is None else os.fspath(folder), threads, verbose, paranoid)
     _sessions[model] = _Installed(model, Session(model, optimizer, settings))
     return model, optimizer
 

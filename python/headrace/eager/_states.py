@@ -19,6 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from headrace._moved import MovedTensors
+from headrace.eager._place import Place
 from headrace.eager._saved import ordinary_storage
 
 if TYPE_CHECKING:
@@ -59,17 +60,18 @@ class Entry:
         self.tensor.set_(nan.untyped_storage(), 0, self.size, (0,) * len(self.size))
 
 
-@dataclasses.dataclass
-class Chunk:
-    """Parameters whose state comes and goes together. home: "memory" (the tensors themselves),
-    "spill" or "engine"."""
+class Chunk(Place):
+    """Parameters whose state comes and goes together."""
 
-    name: str
-    parameters: list[tuple[int, torch.Tensor]]  # with the number of their group
-    entries: list[Entry] = dataclasses.field(default_factory=list)
-    home: str = "memory"
-    spilled: int | None = None
-    moved: MovedTensors | None = None
+    def __init__(self, session: "Session", name: str) -> None:
+        super().__init__(session, name)
+        self.parameters: list[tuple[int, torch.Tensor]] = []  # with the number of their group
+        self.entries: list[Entry] = []
+
+    def park(self) -> None:
+        with torch.no_grad():
+            for entry in self.entries:
+                entry.park()
 
     @property
     def nbytes(self) -> int:
@@ -82,13 +84,13 @@ def movable(value: Any) -> bool:
             and value.untyped_storage().nbytes() == value.nbytes)
 
 
-def chunked(groups: list[dict]) -> list[Chunk]:
+def chunked(session: "Session", groups: list[dict]) -> list[Chunk]:
     chunks: list[Chunk] = []
     size = CHUNK_BYTES + 1
     for g, group in enumerate(groups):
         for p in group["params"]:
             if size + p.nbytes > CHUNK_BYTES:
-                chunks.append(Chunk(f"o{len(chunks)}", []))
+                chunks.append(Chunk(session, f"o{len(chunks)}"))
                 size = 0
             chunks[-1].parameters.append((g, p))
             size += p.nbytes
@@ -185,7 +187,7 @@ class States:
         if now != self._made_for:
             self.session.deviate("the optimizer has other parameters")
             self.keep_in_memory()
-            self.chunks, self._made_for = chunked(optimizer.param_groups), now
+            self.chunks, self._made_for = chunked(self.session, optimizer.param_groups), now
 
     # Images.
 
@@ -198,10 +200,10 @@ class States:
         its home is memory, or into ordinary memory. Returns where it is; None: nothing was moved."""
         if not chunk.entries:
             return None
-        if image is None:
+        if image is None and chunk.home == "memory":
             image = ordinary_storage(chunk.nbytes)[0]
-            if chunk.home != "memory":
-                self._read(chunk, image.data_ptr())
+        elif image is None:
+            image = chunk.copy(chunk.nbytes)
         with torch.no_grad():
             for entry in chunk.entries:
                 self._bind(chunk, entry, image)
@@ -238,16 +240,12 @@ class States:
         if not chunk.entries:
             return
         if in_engine:
-            chunk.home, chunk.moved = "engine", self.session.moved
+            chunk.in_engine(self.session.moved)
         else:
             if not same:
-                chunk.home = "memory"
                 image = self.attach(chunk, None)
-            chunk.home, chunk.moved = "spill", None
-            chunk.spilled = self.session.spill.put(image.data_ptr(), chunk.nbytes)
-        with torch.no_grad():
-            for entry in chunk.entries:
-                entry.park()
+            chunk.put(image.data_ptr(), chunk.nbytes)
+        chunk.park()
 
     def _find(self, chunk: Chunk) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
         state, bound = self.optimizer().state, {id(e.tensor) for e in chunk.entries}
@@ -261,21 +259,6 @@ class States:
             offset = -(-(offset + value.nbytes) // ALIGNMENT) * ALIGNMENT
         return entries
 
-    def _read(self, chunk: Chunk, address: int) -> None:
-        """The bytes of its image. Those of the spill are dropped: they come back changed."""
-        if chunk.home == "spill":
-            self.session.spill.get(chunk.spilled, address, chunk.nbytes)
-            self._drop(chunk)
-        elif chunk.moved.deviated:
-            chunk.moved.read(chunk.name, address, chunk.nbytes)
-        else:
-            chunk.moved.read_state(chunk.name, address, chunk.nbytes)
-
-    def _drop(self, chunk: Chunk) -> None:
-        if chunk.spilled is not None:
-            self.session.spill.drop(chunk.spilled)
-            chunk.spilled = None
-
     # Between steps.
 
     def to_memory(self, chunk: Chunk, image: torch.UntypedStorage | None = None) -> None:
@@ -287,8 +270,7 @@ class States:
                 for entry in chunk.entries:
                     values = entry.tensor.detach().clone(memory_format=torch.preserve_format)
                     entry.tensor.set_(values)
-        self._drop(chunk)
-        chunk.home, chunk.moved = "memory", None
+        chunk.in_memory()
 
     def keep_in_memory(self) -> None:
         """All state becomes ordinary memory."""
@@ -299,25 +281,12 @@ class States:
     def into_engine(self, moved: MovedTensors) -> None:
         """The engine gets all state; it is between cycles."""
         for chunk in self.chunks:
-            if chunk.entries:
-                self._write(chunk, moved)
-
-    def _write(self, chunk: Chunk, moved: MovedTensors) -> None:
-        image = self.attach(chunk, None)
-        moved.write_state(chunk.name, image.data_ptr(), chunk.nbytes)
-        chunk.home, chunk.moved = "engine", moved
-        with torch.no_grad():
-            for entry in chunk.entries:
-                entry.park()
+            chunk.into(moved, chunk.nbytes)
 
     def out_of_engine(self, moved: MovedTensors) -> None:
         """The engine ends: what only it has goes to the spill."""
         for chunk in self.chunks:
-            if chunk.home == "engine" and chunk.moved is moved:
-                image = ordinary_storage(chunk.nbytes)[0]
-                self._read(chunk, image.data_ptr())
-                chunk.home, chunk.moved = "spill", None
-                chunk.spilled = self.session.spill.put(image.data_ptr(), chunk.nbytes)
+            chunk.out_of(moved, chunk.nbytes)
 
     # What others see.
 
@@ -328,11 +297,7 @@ class States:
         for chunk in self.chunks:
             if not chunk.entries or chunk.home == "memory":
                 continue
-            image = ordinary_storage(chunk.nbytes)[0]
-            if chunk.home == "spill":
-                self.session.spill.get(chunk.spilled, image.data_ptr(), chunk.nbytes)
-            else:
-                self._read(chunk, image.data_ptr())
+            image = chunk.copy(chunk.nbytes)
             for e in chunk.entries:
                 view = torch.empty(0, dtype=e.tensor.dtype).set_(
                     image, e.offset // e.tensor.element_size(), e.size, e.stride)
@@ -365,20 +330,22 @@ class States:
     def _reload(self, chunk: Chunk) -> None:
         moved, had = chunk.moved, chunk.home != "memory"
         before = [(id(e.parameter), e.name, e.size, e.stride) for e in chunk.entries]
-        self._drop(chunk)
-        chunk.home, chunk.moved = "memory", None
+        chunk.in_memory()
         state = self.optimizer().state
-        found = self._find(Chunk("", chunk.parameters))
+        chunk.entries = []
+        found = self._find(chunk)
         for p, name, value in found:
             state[p][name] = value.detach()  # the tensors themselves may be the caller's
         chunk.entries = self._entries([(p, name, state[p][name]) for p, name, _ in found])
         same = before == [(id(e.parameter), e.name, e.size, e.stride) for e in chunk.entries]
         if not had or not chunk.entries:
             return
+        image = self.attach(chunk, None)
         if moved is not None and not moved.deviated and same:
-            self._write(chunk, moved)
+            moved.write_state(chunk.name, image.data_ptr(), chunk.nbytes)
+            chunk.in_engine(moved)
+            chunk.park()
         else:
-            image = self.attach(chunk, None)
             self.detach(chunk, image, in_engine=False)
 
 
