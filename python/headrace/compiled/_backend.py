@@ -9,6 +9,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from .. import _core
 from .._errors import HeadraceError
+from ._buckets import Buckets, has_open_shapes
 from ._options import parse_options
 from ._planner import Ledger
 from ._runtime import Pass, interface_graphs
@@ -35,15 +36,6 @@ def _ledger(options: Optional[Mapping[str, Any]]) -> Ledger:
     return known[1]
 
 
-def _mutated_inputs() -> list[int]:
-    # AOTAutograd's own view of the inputs, of the graph that it is compiling.
-    context = torch._guards.TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    if metadata is None:
-        return []
-    return [i for i, info in enumerate(metadata.input_info) if info.mutates_data]
-
-
 class _Compilation:
     """One call of the backend: AOTAutograd asks for the parts one after the other."""
 
@@ -58,8 +50,7 @@ class _Compilation:
         output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
         descriptions = output.meta.get("desc") or [None] * len(output.args[0])
         step = build_step(joint, num_fwd_outputs=num_fwd_outputs,
-                          static=list(static_lifetime_input_indices or ()),
-                          mutated=_mutated_inputs())
+                          static=list(static_lifetime_input_indices or ()))
         self.made = Pass(step, self.ledger, self.goes_on)
         return interface_graphs(step, descriptions)
 
@@ -111,10 +102,25 @@ def backend(gm: fx.GraphModule, example_inputs: list[Any], *,
             raise HeadraceError(f"mode={mode!r}: this backend has no modes")
         ledger = _ledger(options)
         reason = getattr(gm, "compile_subgraph_reason", None)
-        work = _Compilation(ledger, bool(reason is not None and reason.graph_break))
-        compiler = aot_autograd(fw_compiler=work.forward, bw_compiler=work.backward,
-                                inference_compiler=work.inference, partition_fn=work.partition)
-        return compiler(gm, example_inputs)
+        goes_on = bool(reason is not None and reason.graph_break)
+    except HeadraceError as error:
+        return _refusal(error)
+
+    def compile_static(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return _compile(graph, inputs, ledger, goes_on)
+
+    if has_open_shapes(example_inputs):
+        return Buckets(gm, compile_static)
+    return compile_static(gm, example_inputs)
+
+
+def _compile(gm: fx.GraphModule, inputs: list[Any], ledger: Ledger,
+             goes_on: bool) -> Callable[..., Any]:
+    work = _Compilation(ledger, goes_on)
+    compiler = aot_autograd(fw_compiler=work.forward, bw_compiler=work.backward,
+                            inference_compiler=work.inference, partition_fn=work.partition)
+    try:
+        return compiler(gm, inputs)
     except HeadraceError as error:
         return _refusal(error)
 

@@ -123,23 +123,31 @@ def check_node(node: fx.Node) -> None:
 
 
 class _Builder:
-    def __init__(self, module: fx.GraphModule, forward_outputs: int, static: list[int],
-                 mutated: list[int]) -> None:
+    def __init__(self, module: fx.GraphModule, forward_outputs: int, static: list[int]) -> None:
         self.module = module
         self.graph = module.graph
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.tangents = [n for n in placeholders if n.name.startswith("tangents")]
         self.primals = [n for n in placeholders if not n.name.startswith("tangents")]
-        self.mutated = {self.primals[i] for i in mutated}
-        self.static = {self.primals[i] for i in static} - self.mutated
         output = next(n for n in reversed(self.graph.nodes) if n.op == "output")
         results = list(output.args[0])
         self.forward_outputs = results[:forward_outputs]
         self.backward_outputs = results[forward_outputs:]
+        self.mutated = self._mutated(output)
+        self.static = {self.primals[i] for i in static} - self.mutated
         self.values: list[Value] = []
         self.value_of: dict[fx.Node, int] = {}
         self.by_storage: dict[int, int] = {}  # -1: outside
         self.reads: dict[fx.Node, set[fx.Node]] = {}  # primals that a view or an op reads
+
+    def _mutated(self, output: fx.Node) -> set[fx.Node]:
+        """The inputs that are changed in place once the forward pass has returned."""
+        told = output.meta.get("desc")
+        if told is None:  # before torch 2.8: it may be any that has no gradient
+            return {p for p, g in zip(self.primals, self.backward_outputs) if g is None}
+        changed = [getattr(d, "mutated_input", None) for d in told[:len(self.forward_outputs)]]
+        return {p for p in self.primals if p.meta.get("desc") in changed
+                and p.meta.get("desc") is not None}
 
     # ---- which nodes run, and on which side of the turn ----
     def _ancestors(self, roots: list[fx.Node]) -> set[fx.Node]:
@@ -289,13 +297,11 @@ class _Builder:
                 op.recompute = False
 
 
-def build_step(module: fx.GraphModule, *, num_fwd_outputs: int, static: list[int],
-               mutated: list[int]) -> Step:
+def build_step(module: fx.GraphModule, *, num_fwd_outputs: int, static: list[int]) -> Step:
     """Reads AOTAutograd's joint graph; the graph must live as long as the Step.
 
     num_fwd_outputs: how many of the graph's outputs the forward pass returns. static: indices of
-    the inputs that live longer than the pass (parameters, buffers). mutated: indices of those that
-    are changed in place when the forward pass has returned.
+    the inputs that live longer than the pass (parameters, buffers).
     Errors: HeadraceError "unsupported", naming the op.
     """
-    return _Builder(module, num_fwd_outputs, static, mutated).build()
+    return _Builder(module, num_fwd_outputs, static).build()
