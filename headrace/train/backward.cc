@@ -14,14 +14,17 @@ Backward::Backward(Graph* graph, std::vector<Parameter>* parameters)
 // What each op's gradient needs of the forward pass:
 //   hr.linear     x (for its weight's), the weights (for x's)     hr.norm       x, stat, weight
 //   hr.attention  qkv, o, lse                                     hr.act        x
-//   hr.embed, hr.dropout, hr.rope, hr.add: nothing but numbers    hr.loss       is fused
+//   hr.qk_norm    qkv, stat, both weights                         hr.loss       is fused
+//   hr.embed, hr.prefix, hr.select, hr.mean_rows, hr.dropout, hr.rope, hr.add: nothing but numbers
 const std::vector<Backward::Rule>& Backward::rules() {
   static const std::vector<Rule> kRules = {
       {"hr.embed", &Backward::embed},         {"hr.linear", &Backward::linear},
       {"hr.norm", &Backward::norm},           {"hr.rope", &Backward::rope},
       {"hr.attention", &Backward::attention}, {"hr.act", &Backward::act},
       {"hr.dropout", &Backward::dropout},     {"hr.add", &Backward::add},
-      {"hr.loss", &Backward::loss},
+      {"hr.loss", &Backward::loss},           {"hr.prefix", &Backward::prefix},
+      {"hr.select", &Backward::select},       {"hr.mean_rows", &Backward::select},
+      {"hr.qk_norm", &Backward::qk_norm},
   };
   return kRules;
 }
@@ -67,6 +70,46 @@ void Backward::embed(const Op& op) {
     set_targets(&d, weights);
     g_.ops.push_back(std::move(d));
   }
+}
+
+void Backward::prefix(const Op& op) {
+  const TensorId dy = gradient(op.outputs[0]);
+  if (!dy.valid()) return;
+  const auto weights = static_cast<size_t>(op.iattr(Attr::kWeights));
+  int64_t first = 0;
+  for (size_t i = 1; i < op.inputs.size(); ++i) {
+    const TensorId w = op.inputs[i];
+    const bool table = i > weights;
+    if (trained(w)) {
+      Op d = like(op, "hr.prefix_grad", "");
+      d.name = op.name + (table ? std::string(".dpositions") : text_of(".dw%zu", i));
+      d.inputs = {dy};
+      d.attrs = {{Attr::kSequence, op.attr(Attr::kSequence)},
+                 {Attr::kFirst, table ? 0.0 : static_cast<double>(first)},
+                 {Attr::kPositions, table ? 1.0 : 0.0}};
+      set_targets(&d, {w});
+      g_.ops.push_back(std::move(d));
+    }
+    if (!table) first += g_.at(w).rows;
+  }
+  const TensorId x = op.inputs[0];
+  if (!needs(x)) return;
+  if (first == 0) return contribute(x, dy);
+  Op d = like(op, "hr.select", ".dx");
+  d.inputs = {dy};
+  d.attrs = {{Attr::kSequence, op.attr(Attr::kSequence)},
+             {Attr::kFirst, static_cast<double>(first)}};
+  emit_dx(std::move(d), x, false);
+}
+
+// hr.select and hr.mean_rows.
+void Backward::select(const Op& op) {
+  const TensorId dy = gradient(op.outputs[0]);
+  if (!dy.valid()) return;
+  Op d = like(op, op.kernel == "hr.select" ? "hr.select_grad" : "hr.mean_rows_grad", ".d");
+  d.inputs = {dy};
+  d.attrs = op.attrs;
+  emit_dx(std::move(d), op.inputs[0], false);
 }
 
 // The weights' first, since then x may go before dx comes.
@@ -123,6 +166,28 @@ void Backward::norm(const Op& op) {
   emit_dx(std::move(d), x, true);
 }
 
+void Backward::qk_norm(const Op& op) {
+  const TensorId dy = gradient(op.outputs[0]);
+  if (!dy.valid()) return;
+  const TensorId x = op.inputs[0], q = op.inputs[1], k = op.inputs[2], stat = op.outputs[1];
+  const auto with_attrs = [&](const char* kernel, const char* suffix) {
+    Op d = like(op, kernel, suffix);
+    for (const Attr a : {Attr::kHeads, Attr::kKvHeads, Attr::kHeadDim, Attr::kAct}) {
+      d.attrs[a] = op.attr(a);
+    }
+    return d;
+  };
+  if (trained(q) || trained(k)) {
+    Op d = with_attrs("hr.qk_norm_dw", ".dw");
+    d.inputs = {dy, x, stat};
+    set_targets(&d, {q, k});
+    g_.ops.push_back(std::move(d));
+  }
+  Op d = with_attrs("hr.qk_norm_dx", ".dx");
+  d.inputs = {dy, x, q, k, stat};
+  emit_dx(std::move(d), x, false);
+}
+
 void Backward::rope(const Op& op) {
   const TensorId dy = gradient(op.outputs[0]);
   if (!dy.valid()) return;
@@ -171,13 +236,15 @@ void Backward::add(const Op& op) {
 // The op itself is made to write its gradients.
 void Backward::loss(const Op& op) {
   const TensorId x = op.inputs[0];
-  const std::vector<TensorId> tiles(op.inputs.begin() + 1, op.inputs.end());
-  const bool table = trained(tiles[0]);
+  // Tiles and, if there are any, biases.
+  const std::vector<TensorId> weights(op.inputs.begin() + 1, op.inputs.end());
+  const bool table =
+      std::any_of(weights.begin(), weights.end(), [&](TensorId w) { return trained(w); });
   Op whole = op;
   whole.attrs[Attr::kGrad] = table ? 2 : 1;
   const TensorId dx = contribution(x);
   whole.outputs.push_back(dx);
-  if (table) set_targets(&whole, tiles);
+  if (table) set_targets(&whole, weights);
   g_.ops[at_] = std::move(whole);
   if (needs(x)) contribute(x, dx);
 }

@@ -10,7 +10,8 @@
 //
 // Promises
 //   1. Nothing is computed for frozen weights, nor for what lies before the first trainable one.
-//      (A frozen weight whose bias is trained is the exception: one op computes both.)
+//      (Exceptions: one op computes the gradients of a weight and of its bias, of the output table
+//      and its biases, and of the two weights of hr.qk_norm, if one of them is trained.)
 //   2. Gradients of weights are f32, of activations of their own type.
 //   3. What a gradient needs are tensors of the graph: inputs and outputs of the forward op. Which
 //      of them are kept, moved or computed again is the planner's choice.
@@ -40,8 +41,11 @@ class Backward {
   static const std::vector<Rule>& rules();
 
   void embed(const Op& op);
+  void prefix(const Op& op);
+  void select(const Op& op);
   void linear(const Op& op);
   void norm(const Op& op);
+  void qk_norm(const Op& op);
   void rope(const Op& op);
   void attention(const Op& op);
   void act(const Op& op);

@@ -1,5 +1,7 @@
 #include "headrace/train/cost.h"
 
+#include <algorithm>
+
 #include "headrace/ir/train_ops.h"
 #include "headrace/kernel/train.h"
 
@@ -21,12 +23,17 @@ double product_flops(const Graph& g, const Op& op, double rows) {
 
 double attention_flops(const Op& op, const Tensor& qkv) {
   const double width = op.attr(Attr::kHeads) * op.attr(Attr::kHeadDim);
-  return 2 * static_cast<double>(qkv.rows) * op.attr(Attr::kSequence) * width;
+  const double all = op.attr(Attr::kSequence), window = op.attr(Attr::kWindow);
+  const double reach = window > 0 ? std::min(window, all) : all;
+  // Keys that a query sees on one side, on average: those near the end have none beyond it.
+  const double side = reach - reach * reach / (2 * all);
+  const double keys = op.attr(Attr::kCausal, 1) > 0 ? side : 2 * side;
+  return 4 * static_cast<double>(qkv.rows) * keys * width;
 }
 
 double loss_flops(const Graph& g, const Op& op) {
   double vocab = 0;
-  for (size_t i = 1; i < op.inputs.size(); ++i) {
+  for (size_t i = 1; i <= loss_tiles(op); ++i) {
     vocab += static_cast<double>(g.at(op.inputs[i]).rows);
   }
   return 2 * elements(g.at(op.inputs[0])) * vocab * (1 + op.attr(Attr::kGrad));
@@ -63,6 +70,9 @@ void set_costs(Graph* graph, int threads) {
       for (const TensorId t : op.outputs) {
         if (t != x) op.attrs[Attr::kTraffic] += static_cast<double>(graph->at(t).bytes);
       }
+    }
+    if (op.kernel == "hr.select") {  // reads no more than it writes
+      op.attrs[Attr::kTraffic] = 2 * static_cast<double>(graph->at(op.outputs[0]).bytes);
     }
     if (find_train_kernel(op.kernel) != nullptr) {
       op.workspace = train_workspace(*graph, op, threads);

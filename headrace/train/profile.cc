@@ -64,7 +64,7 @@ class Profiler {
     for (const Op& op : graph.ops) {
       if (op.kernel == "hr.loss") {
         vocab = 0;
-        for (size_t i = 1; i < op.inputs.size(); ++i) vocab += graph.at(op.inputs[i]).rows;
+        for (size_t i = 1; i <= loss_tiles(op); ++i) vocab += graph.at(op.inputs[i]).rows;
       }
     }
     for (size_t i = 0; i < rows_.tokens.size(); ++i) {
