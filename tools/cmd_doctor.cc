@@ -19,6 +19,15 @@ struct DoctorOptions {
   bool json = false;
 };
 
+Status write_first_replay(const MemorySnapshot& snapshot, const Diagnosis& diagnosis,
+                          const std::string& path) {
+  for (const DeviceReport& d : diagnosis.devices) {
+    const auto replay = replay_workload(snapshot, d.device);
+    if (replay.ok()) return write_file(path, to_workload_json(*replay));
+  }
+  return {};
+}
+
 Status doctor(const DoctorOptions& o) {
   const Console console = look_at_console();
   stop_flag();
@@ -37,21 +46,14 @@ Status doctor(const DoctorOptions& o) {
   ProgressLine progress(console);
   progress.restart();
   int64_t plans = 0;
-  for (const DeviceReport& d : diagnosis.devices) {
-    if (o.no_plan && o.output.empty()) break;
-    const auto replay = replay_workload(*snapshot, d.device);
-    if (!replay.ok()) continue;  // a device without a trace: the report says "0 events"
-    if (!o.output.empty() && answers.empty()) {
-      HR_TRY(write_file(o.output, to_workload_json(*replay)));
-    }
-    if (o.no_plan) break;
-    auto fit = would_fit(*replay, machine, o.slowdown / 100, [&] {
+  if (!o.output.empty()) HR_TRY(write_first_replay(*snapshot, diagnosis, o.output));
+  if (!o.no_plan) {
+    auto found = replay_devices(*snapshot, diagnosis, machine, o.slowdown / 100, [&] {
       progress.update("plans", plans++, 12, "plans/s");
       return !stop_flag()->load();
     });
     progress.clear();
-    if (!fit.ok()) return fit.status();
-    answers.push_back({d.device, machine.name, *fit});
+    HR_ASSIGN(answers, std::move(found));
   }
   return print_output(o.json ? diagnosis_json(diagnosis, answers)
                              : diagnosis_text(diagnosis, answers, console.output_style));

@@ -12,13 +12,15 @@
 #include <fstream>
 #include <vector>
 
+#include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
 #include "headrace/cost/predictor.h"
+#include "headrace/session/probe_rates.h"
+#include "headrace/session/quick_probe.h"
 #include "headrace/tier/probe.h"
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/options.h"
-#include "tools/probe_rates.h"
 #include "tools/step_request.h"
 
 namespace headrace::cli {

@@ -1,28 +1,8 @@
 #include "tools/disk_folder.h"
 
-#include <sys/statfs.h>
-
-#include <cerrno>
-#include <cstring>
-
-#include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
 
 namespace headrace::cli {
-namespace {
-
-constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458f6;
-
-}  // namespace
-
-Result<FolderFacts> look_at_folder(const std::string& folder) {
-  struct statfs info = {};
-  if (::statfs(folder.c_str(), &info) != 0) {
-    return error(Code::kIo, "cannot look at %s: %s", folder.c_str(), std::strerror(errno));
-  }
-  HR_ASSIGN(const Bytes free_bytes, free_on_disk(folder));
-  return FolderFacts{info.f_type == kTmpfs || info.f_type == kRamfs, free_bytes};
-}
 
 Status refuse_memory(const std::string& option, const std::string& folder) {
   return error(Code::kUsage,

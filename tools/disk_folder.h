@@ -8,12 +8,6 @@
 
 namespace headrace::cli {
 
-struct FolderFacts {
-  bool in_memory = false;  // tmpfs, ramfs
-  Bytes free_bytes = 0;
-};
-// Of the filesystem of a folder that is there. kIo.
-Result<FolderFacts> look_at_folder(const std::string& folder);
 // The refusal of a folder in memory. `option` asked for it.
 Status refuse_memory(const std::string& option, const std::string& folder);
 

@@ -12,6 +12,7 @@
 
 #include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
+#include "headrace/session/quick_probe.h"
 #include "tools/disk_folder.h"
 
 namespace headrace::cli {
@@ -103,20 +104,10 @@ Result<std::string> kv_folder(const std::string& asked) {
     if (::access(asked.c_str(), W_OK | X_OK) != 0) return cannot_write(asked, errno);
     return asked;
   }
-  const char* temporary = std::getenv("TMPDIR");
-  for (const char* folder : {temporary, "/var/tmp", "."}) {
-    if (folder == nullptr || folder[0] == '\0' || ::access(folder, W_OK | X_OK) != 0) continue;
-    const auto facts = look_at_folder(folder);
-    if (facts.ok() && !facts->in_memory) return std::string(folder);
-  }
-  return std::string();
+  return scratch_folder();
 }
 
 }  // namespace
-
-int default_threads() {
-  return static_cast<int>(std::max<size_t>(1, allowed_cpus().size()));
-}
 
 CLI::Validator number_between(double least, double most) {
   const std::string range = text_of("%g to %g", least, most);
@@ -127,15 +118,6 @@ CLI::Validator number_between(double least, double most) {
         return "'" + text + "' is not a number from " + range;
       },
       range);
-}
-
-std::string cached_machine_path() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && cache[0] == '/')
-    return std::string(cache) + "/headrace/machine.json";
-  const char* home = std::getenv("HOME");
-  if (home == nullptr || home[0] == '\0') return "";
-  return std::string(home) + "/.cache/headrace/machine.json";
 }
 
 void add_process_options(CLI::App& verb, BudgetOptions* o) {

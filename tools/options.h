@@ -37,14 +37,8 @@ constexpr std::string_view kMeasured = "measured ";
 // kBadFile for a machine file that cannot be read or is none.
 Result<Setup> read_setup(const BudgetOptions& options);
 
-int default_threads();
-
 // Of an option: a number from `least` to `most`; unlike CLI::Range it refuses NaN.
 CLI::Validator number_between(double least, double most);
-// Where `probe` writes and the other verbs look: $XDG_CACHE_HOME/headrace/machine.json,
-// else ~/.cache/headrace/machine.json; empty when there is no home folder.
-std::string cached_machine_path();
-
 // Reads a whole file. kIo with name and errno.
 Result<std::string> read_file(const std::string& path);
 // All of standard input. kIo.

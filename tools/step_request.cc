@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
 #include "headrace/cost/predictor.h"
 #include "headrace/report/text_style.h"
+#include "headrace/session/quick_probe.h"
 #include "tools/console.h"
 #include "tools/disk_folder.h"
 #include "tools/options.h"
-#include "tools/quick_probe.h"
 
 namespace headrace::cli {
 namespace {

@@ -35,7 +35,7 @@ struct StepSetup {
 };
 
 // What a step is planned on. `machine` as in read_step_machine; empty: the last probe's, else
-// a quick one of this folder's filesystem (quick_probe.h).
+// a quick one of this folder's filesystem (session/quick_probe.h).
 Result<Machine> machine_for_step(const std::string& machine);
 
 // Reads `path` (already looked at: `kind` and `text`) and the options into `setup`. `memory` is a

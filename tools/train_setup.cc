@@ -4,9 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "headrace/base/safe_file.h"
+#include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
+#include "headrace/session/quick_probe.h"
 #include "tools/disk_folder.h"
-#include "tools/quick_probe.h"
 #include "tools/step_input.h"
 
 namespace headrace::cli {

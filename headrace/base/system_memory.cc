@@ -1,8 +1,14 @@
 #include "headrace/base/system_memory.h"
 
+#include <fcntl.h>
+#include <malloc.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -83,6 +89,26 @@ ProcessMemory process_memory() {
   auto lines = kilobyte_lines("/proc/self/status");
   return {lines["VmRSS"],    lines["VmHWM"],  lines["RssAnon"],
           lines["RssShmem"], lines["VmSwap"], lines["VmPTE"]};
+}
+
+Status reset_peak_memory() {
+  const int descriptor = ::open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
+  // 5: VmHWM becomes VmRSS (proc(5)).
+  const bool reset = descriptor >= 0 && ::write(descriptor, "5", 1) == 1;
+  const int reason = errno;
+  if (descriptor >= 0) ::close(descriptor);
+  if (reset) return {};
+  return error(Code::kIo, "cannot reset the peak (/proc/self/clear_refs): %s",
+               std::strerror(reason));
+}
+
+void tune_malloc() {
+  // Setting any of them also ends glibc's habit of raising the threshold with each freed block.
+  constexpr int kThreshold = 64 * 1024;
+  (void)::mallopt(M_MMAP_THRESHOLD, kThreshold);
+  (void)::mallopt(M_TRIM_THRESHOLD, kThreshold);
+  (void)::mallopt(M_TOP_PAD, kThreshold);
+  (void)::malloc_trim(0);
 }
 
 Result<MemoryRoom> memory_room(const std::string& root) {

@@ -385,4 +385,18 @@ Result<Diagnosis> diagnose(const MemorySnapshot& snapshot) {
   return out;
 }
 
+Result<std::vector<ReplayAnswer>> replay_devices(const MemorySnapshot& snapshot,
+                                                 const Diagnosis& diagnosis,
+                                                 const Machine& machine, double slowdown,
+                                                 const std::function<bool()>& before) {
+  std::vector<ReplayAnswer> answers;
+  for (const DeviceReport& d : diagnosis.devices) {
+    const auto replay = replay_workload(snapshot, d.device);
+    if (!replay.ok()) continue;  // a device without a trace: the report says "0 events"
+    HR_ASSIGN(const WouldFit fit, would_fit(*replay, machine, slowdown, before));
+    answers.push_back({d.device, machine.name, fit});
+  }
+  return answers;
+}
+
 }  // namespace headrace

@@ -68,6 +68,11 @@ struct ReplayAnswer {
   std::string machine;
   WouldFit fit;
 };
+// The answers for all devices that have a trace; `before` as in would_fit.
+Result<std::vector<ReplayAnswer>> replay_devices(const MemorySnapshot& snapshot,
+                                                 const Diagnosis& diagnosis,
+                                                 const Machine& machine, double slowdown,
+                                                 const std::function<bool()>& before);
 // For people, at most 100 columns; `answers` may be empty.
 std::string diagnosis_text(const Diagnosis& diagnosis, const std::vector<ReplayAnswer>& answers,
                            const TextStyle& style);

@@ -1,5 +1,9 @@
 #include "headrace/train/engine.h"
 
+#include <unistd.h>
+
+#include <atomic>
+
 #include "headrace/tier/checksum_tier.h"
 #include "headrace/tier/file_tier.h"
 #include "headrace/tier/host_tier.h"
@@ -22,6 +26,13 @@ FileTierOptions file_options() {
   return o;
 }
 
+// Several engines, and several processes, may be in one folder.
+std::string scratch_path(const std::string& folder) {
+  static std::atomic<int> count{0};
+  return text_of("%s/.headrace-scratch-%d-%d", folder.c_str(), static_cast<int>(::getpid()),
+                 count.fetch_add(1));
+}
+
 Result<std::unique_ptr<Tier>> open_tier(const EngineOptions::TierPlace& place, Bytes bytes,
                                         Arena* arena) {
   FileTierOptions o = file_options();
@@ -36,7 +47,7 @@ Result<std::unique_ptr<Tier>> open_tier(const EngineOptions::TierPlace& place, B
   }
   o.access = FileAccess::kScratch;
   o.scratch_bytes = size;
-  auto tier = open_file_tier({place.folder + "/scratch"}, arena, o);
+  auto tier = open_file_tier({scratch_path(place.folder)}, arena, o);
   if (!tier.ok()) return tier.status().within("scratch of " + human_bytes(size));
   return std::unique_ptr<Tier>(std::move(tier).value());
 }
@@ -74,7 +85,8 @@ Result<std::unique_ptr<TrainEngine>> TrainEngine::start(Program program,
     tiers.push_back(tier.get());
     e->tiers_.push_back(std::move(tier));
   }
-  e->pool_ = std::make_unique<ThreadPool>(options.threads);
+  // A caller that computes has threads of its own, which would inherit where it is pinned to.
+  e->pool_ = std::make_unique<ThreadPool>(options.threads, !options.caller_computes);
   if (e->pool_->size() < options.threads) {
     return error(Code::kIo, "the system started only %d of %d threads; choose fewer (--threads)",
                  e->pool_->size(), options.threads);

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -233,6 +234,30 @@ TEST(ProcessMemory, GrowsByWhatIsTouched) {
   EXPECT_GE(after.anonymous - before.anonymous, 60 * kMiB);
   EXPECT_GE(after.peak_rss, after.rss);
   EXPECT_GT(block[4096], 0);
+}
+
+TEST(ProcessMemory, ThePeakCountsFromWhereItWasReset) {
+  {
+    std::vector<char> block(64 * kMiB);
+    for (size_t i = 0; i < block.size(); i += 4096) block[i] = 1;
+    EXPECT_GT(block[4096], 0);
+  }
+  const ProcessMemory before = process_memory();
+  EXPECT_GE(before.peak_rss, before.rss + 32 * kMiB);
+  ASSERT_TRUE(reset_peak_memory().ok());
+  EXPECT_LT(process_memory().peak_rss, before.peak_rss - 32 * kMiB);
+}
+
+TEST(ProcessMemory, WithTheAllocatorTunedFreedMemoryGoesBackAtOnce) {
+  tune_malloc();
+  std::vector<std::unique_ptr<std::vector<char>>> blocks, kept;
+  for (int i = 0; i < 400; ++i) {
+    blocks.push_back(std::make_unique<std::vector<char>>(80 * kKiB, 'x'));
+    kept.push_back(std::make_unique<std::vector<char>>(64));
+  }
+  const Bytes full = process_memory().anonymous;
+  blocks.clear();
+  EXPECT_LT(process_memory().anonymous, full - 25 * kMiB);
 }
 
 }  // namespace

@@ -1,15 +1,15 @@
-#include "tools/probe_rates.h"
+#include "headrace/session/probe_rates.h"
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "headrace/base/system.h"
 #include "headrace/kernel/matmul.h"
 #include "headrace/kernel/quant.h"
 #include "headrace/tier/arena.h"
-#include "tools/console.h"
 
-namespace headrace::cli {
+namespace headrace {
 namespace {
 
 constexpr int64_t kCols = 2048;  // of every weight: whole blocks of all types
@@ -22,9 +22,9 @@ Nanos median_ns(int repeats, F&& fn) {
   fn();
   std::vector<Nanos> times;
   for (int i = 0; i < repeats; ++i) {
-    const Nanos begin = since_start();
+    const Nanos begin = monotonic_ns();
     fn();
-    times.push_back(since_start() - begin);
+    times.push_back(monotonic_ns() - begin);
   }
   std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
   return std::max<Nanos>(1, times[static_cast<size_t>(repeats / 2)]);
@@ -239,4 +239,4 @@ Status measure_rates(const RateOptions& options, ThreadPool& pool, Machine* mach
   return RateProbe(options, pool, arena).run(machine);
 }
 
-}  // namespace headrace::cli
+}  // namespace headrace

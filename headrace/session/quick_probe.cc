@@ -1,4 +1,4 @@
-#include "tools/quick_probe.h"
+#include "headrace/session/quick_probe.h"
 
 #include <fcntl.h>
 #include <sys/statfs.h>
@@ -10,16 +10,15 @@
 #include <filesystem>
 #include <vector>
 
+#include "headrace/base/safe_file.h"
+#include "headrace/base/system.h"
 #include "headrace/base/thread_pool.h"
+#include "headrace/session/probe_rates.h"
 #include "headrace/tier/arena.h"
 #include "headrace/tier/file_tier.h"
 #include "headrace/tier/probe.h"
-#include "tools/console.h"
-#include "tools/disk_folder.h"
-#include "tools/options.h"
-#include "tools/probe_rates.h"
 
-namespace headrace::cli {
+namespace headrace {
 namespace {
 
 constexpr Bytes kMostFile = 32 * kMiB, kForced = 4 * kMiB;
@@ -51,8 +50,8 @@ class ShortFile {
       state ^= state << 17;
       word = state;
     }
-    const Nanos begin = since_start();
-    while (bytes_ < kMostFile && since_start() - begin < kWriteNs) {
+    const Nanos begin = monotonic_ns();
+    while (bytes_ < kMostFile && monotonic_ns() - begin < kWriteNs) {
       // Forced out every few MiB, so that the time is the disk's and has an end.
       for (Bytes part = 0; part < kForced; part += kMiB) {
         block[0] = static_cast<uint64_t>(bytes_);
@@ -62,7 +61,7 @@ class ShortFile {
       if (::fdatasync(descriptor_) != 0) return 0;
     }
     return static_cast<double>(bytes_) * 1e9 /
-           static_cast<double>(std::max<Nanos>(1, since_start() - begin));
+           static_cast<double>(std::max<Nanos>(1, monotonic_ns() - begin));
   }
   Bytes bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
@@ -88,7 +87,7 @@ double rewrite_rate(const std::string& folder) {
   if (!tier.ok()) return 0;
   Nanos begin = 0;
   for (int round = 0; round < 2; ++round) {  // the first finds the room
-    begin = since_start();
+    begin = monotonic_ns();
     std::vector<Ticket> tickets;
     for (int i = 0; i < kPieces; ++i) {
       const std::span<std::byte> from = arena->at(i % 2 * kPiece, kPiece);
@@ -101,18 +100,18 @@ double rewrite_rate(const std::string& folder) {
     if (!ok) return 0;
   }
   return static_cast<double>(kFile) * 1e9 /
-         static_cast<double>(std::max<Nanos>(1, since_start() - begin));
+         static_cast<double>(std::max<Nanos>(1, monotonic_ns() - begin));
 }
 
 void measure_processor(Machine* m) {
   ThreadPool pool(m->threads);
-  const Nanos begin = since_start();
+  const Nanos begin = monotonic_ns();
   RateOptions options;
   options.memory_bytes = 16 * kMiB;
   options.repeats = 1;
   std::string done;
   options.before = [&](const char* what) {
-    const bool time_left = since_start() - begin < kRatesNs;
+    const bool time_left = monotonic_ns() - begin < kRatesNs;
     if (time_left) done += std::string(done.empty() ? "" : ", ") + what;
     return time_left;
   };
@@ -155,6 +154,15 @@ void measure_disk(const std::string& folder, Machine* m) {
 
 }  // namespace
 
+std::string cached_machine_path() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && cache[0] == '/')
+    return std::string(cache) + "/headrace/machine.json";
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || home[0] == '\0') return "";
+  return std::string(home) + "/.cache/headrace/machine.json";
+}
+
 std::string quick_probe_path(const std::string& folder, int threads) {
   const std::string full = cached_machine_path();
   struct statfs info = {};
@@ -170,7 +178,7 @@ std::string quick_probe_path(const std::string& folder, int threads) {
 Machine quick_machine(const std::string& folder, int threads) {
   const std::string path = quick_probe_path(folder, threads);
   if (!path.empty() && ::access(path.c_str(), R_OK) == 0) {
-    const auto text = read_file(path);
+    const auto text = read_text(path, kMiB);
     if (text.ok()) {
       auto kept = machine_from_json(*text);
       if (kept.ok()) return std::move(kept).value();
@@ -183,9 +191,9 @@ Machine quick_machine(const std::string& folder, int threads) {
   if (!path.empty()) {
     std::error_code ignored;
     std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-    (void)write_file(path, to_json(m)).ok();  // a cache: whole or not at all
+    (void)write_atomically(path, to_json(m)).ok();  // a cache: whole or not at all
   }
   return m;
 }
 
-}  // namespace headrace::cli
+}  // namespace headrace

@@ -8,7 +8,7 @@
 #include "headrace/base/thread_pool.h"
 #include "headrace/cost/machine.h"
 
-namespace headrace::cli {
+namespace headrace {
 
 struct RateOptions {
   Bytes memory_bytes = 128 * kMiB;  // to read over; more than the caches hold
@@ -21,4 +21,4 @@ struct RateOptions {
 // op_overhead_ns of `machine`. kDoesNotFit when the memory cannot be had.
 Status measure_rates(const RateOptions& options, ThreadPool& pool, Machine* machine);
 
-}  // namespace headrace::cli
+}  // namespace headrace

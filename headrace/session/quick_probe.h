@@ -10,7 +10,11 @@
 
 #include "headrace/cost/machine.h"
 
-namespace headrace::cli {
+namespace headrace {
+
+// Where `headrace probe` writes and others look: $XDG_CACHE_HOME/headrace/machine.json, else
+// ~/.cache/headrace/machine.json; empty when there is no home folder.
+std::string cached_machine_path();
 
 constexpr double kQuickProbeSeconds = 0.5;
 
@@ -23,4 +27,4 @@ std::string quick_probe_path(const std::string& folder, int threads);
 // folder that cannot be written, or is in memory (tmpfs), has the default rates of a disk.
 Machine quick_machine(const std::string& folder, int threads);
 
-}  // namespace headrace::cli
+}  // namespace headrace
