@@ -1,0 +1,68 @@
+// What the files of the extension headrace._core share. Each of them binds one noun of the library and
+// holds no logic of its own; errors of the library become headrace.HeadraceError.
+//
+// Every call that reads, writes, plans or copies gives up the interpreter's lock while it does.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <span>
+
+#include "headrace/session/workload_plan.h"
+
+namespace headrace::python {
+
+namespace nb = nanobind;
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+// On its way to Python. `refusal` is there when it becomes a DoesNotFit with its numbers.
+struct Raised {
+  Status status;
+  std::shared_ptr<const Infeasible> refusal;
+};
+
+inline void check(const Status& status) {
+  if (!status.ok()) throw Raised{status, nullptr};
+}
+template <typename T>
+T check(Result<T> result) {
+  check(result.status());
+  return std::move(result).value();
+}
+
+// Memory that Python names by address; it says how much there is, and that it stays.
+inline std::span<std::byte> memory_at(uint64_t address, int64_t bytes) {
+  if (bytes < 0 || (address == 0 && bytes > 0)) {
+    throw Raised{error(Code::kUsage, "%lld bytes at address %llu", static_cast<long long>(bytes),
+                       static_cast<unsigned long long>(address)), nullptr};
+  }
+  return {reinterpret_cast<std::byte*>(address), static_cast<size_t>(bytes)};
+}
+
+void write_text(const std::string& path, const std::string& text);
+
+// A plan, with what it was asked for; shared by the engines that run it.
+struct Plan {
+  WorkloadPlan planned;
+};
+// A run of it: predicted, or recorded by an engine.
+struct Run {
+  std::shared_ptr<const Plan> plan;
+  Trace trace;
+};
+
+void bind_errors(nb::module_& m);
+void bind_machine(nb::module_& m);
+void bind_plan(nb::module_& m);
+void bind_engine(nb::module_& m);
+void bind_spill(nb::module_& m);
+void bind_process(nb::module_& m);
+void bind_doctor(nb::module_& m);
+
+}  // namespace headrace::python
