@@ -1,7 +1,10 @@
 // headrace serve: many clients, one model, one budget.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -10,6 +13,7 @@
 #include "headrace/model/tokenizer_stream.h"
 #include "headrace/serve/server.h"
 #include "headrace/session/prefix.h"
+#include "headrace/tier/small_thread.h"
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/options.h"
@@ -25,6 +29,10 @@ constexpr int64_t kLargestContext = 8192;  // that plan_batch chooses by itself
 // than keeps all of it in memory.
 constexpr Bytes kDraftShare = 4;
 constexpr Bytes kDraftKv = 32 * kMiB;
+// Files of the process besides connections: shards of models, KV, what reads and waits.
+constexpr rlim_t kOtherFiles = 256;
+// For clients to be told that their answers were cut off.
+constexpr std::chrono::seconds kCutPatience{5};
 // How often the flag of the signal is looked at; a signal ends the sleep anyway.
 constexpr useconds_t kLookEvery = 200'000;
 
@@ -43,6 +51,7 @@ struct ServeOptions {
   std::string prefix_store;
   std::string prefix_limit = "8GiB";
   int64_t answer_tokens = 0;
+  int drain_seconds = 30;
   std::string draft;         // model; empty: none
   std::string draft_memory;  // empty: chosen
 };
@@ -77,6 +86,41 @@ Result<std::string> api_key_of(const ServeOptions& o) {
   return key;
 }
 
+// While it lives a signal ends the process at once. Loading may take minutes, and whatever it does
+// then nothing is lost: no client was promised anything.
+class LoadWatch {
+ public:
+  explicit LoadWatch(const std::atomic<bool>* stop) : stop_(stop) {
+    started_ = start_small_thread(watch, this, &thread_) == 0;
+  }
+  ~LoadWatch() {
+    done_ = true;
+    if (started_) ::pthread_join(thread_, nullptr);
+  }
+  LoadWatch(const LoadWatch&) = delete;
+  LoadWatch& operator=(const LoadWatch&) = delete;
+
+ private:
+  static void* watch(void* self) {
+    static_cast<LoadWatch*>(self)->loop();
+    return nullptr;
+  }
+  void loop() const {
+    while (!done_) {
+      if (stop_->load()) {
+        notice("stopped on request while the model was loaded");
+        ::_exit(exit_code(Code::kCancelled));
+      }
+      ::usleep(kLookEvery / 10);
+    }
+  }
+
+  const std::atomic<bool>* stop_;
+  std::atomic<bool> done_{false};
+  bool started_ = false;
+  pthread_t thread_ = {};
+};
+
 class Serving {
  public:
   explicit Serving(const ServeOptions& options) : o_(options), stop_(stop_flag()) {}
@@ -85,7 +129,10 @@ class Serving {
     HR_TRY(check_options());
     HR_ASSIGN(server_, Server::listen(server_options_));
     notice("listening on %s; loading", url().c_str());
-    HR_TRY(load());
+    {
+      const LoadWatch watch(stop_);
+      HR_TRY(load());
+    }
     if (stop_->load()) return error(Code::kCancelled, "stopped on request");
     HR_TRY(print_output(ready_line()));
     while (!stop_->load()) ::usleep(kLookEvery);
@@ -103,6 +150,7 @@ class Serving {
     server_options_.aliases = o_.aliases;
     server_options_.answer_tokens = o_.answer_tokens;
     fit_to_budget(setup_.session.memory_bytes, o_.budget.context, &server_options_);
+    fit_to_file_limit();
     if (!o_.prefix_store.empty()) {
       const auto limit = parse_size(o_.prefix_limit, 0);
       if (!limit.ok()) return limit.status().within("--prefix-limit");
@@ -113,6 +161,22 @@ class Serving {
     }
     warn();
     return {};
+  }
+
+  // A connection is an open file, and 1,024 of these is what a process may usually have unless it
+  // asks for more.
+  void fit_to_file_limit() {
+    rlimit files = {};
+    if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+    int& connections = server_options_.http.max_connections;
+    const rlim_t wanted = static_cast<rlim_t>(connections) + kOtherFiles;
+    if (files.rlim_cur >= wanted) return;
+    rlimit more = {std::min(wanted, files.rlim_max), files.rlim_max};
+    if (::setrlimit(RLIMIT_NOFILE, &more) != 0) more = files;
+    if (more.rlim_cur >= wanted) return;
+    connections = static_cast<int>(std::max(more.rlim_cur, kOtherFiles + 16) - kOtherFiles);
+    notice("only %d connections at once: this process may open %llu files (ulimit -Hn)",
+           connections, static_cast<unsigned long long>(more.rlim_cur));
   }
 
   void warn() const {
@@ -141,12 +205,12 @@ class Serving {
     }
     HR_ASSIGN(BatchPlan plan, plan_batch(*model_, options));
     HR_TRY(check_peak(plan.options));
-    HR_ASSIGN(auto session, BatchSession::start(*model_, std::move(plan)));
+    HR_ASSIGN(auto session, BatchSession::start(*model_, std::move(plan), &cut_));
     if (!session->tier().notice.empty()) notice("%s", session->tier().notice.c_str());
     HR_TRY(warm_up(*session));
     std::unique_ptr<Drafter> drafter;  // null: guesses by the prompt
     if (draft_ != nullptr) {
-      HR_ASSIGN(auto guessing, BatchSession::start(*draft_, std::move(draft_plan)));
+      HR_ASSIGN(auto guessing, BatchSession::start(*draft_, std::move(draft_plan), &cut_));
       HR_TRY(warm_up(*guessing));
       HR_ASSIGN(drafter, DraftModel::open(*model_, *draft_, std::move(guessing)));
     }
@@ -251,20 +315,33 @@ class Serving {
   }
 
   Status drain() {
-    notice("stopping: %lld requests are still answered (again: at once)",
-           static_cast<long long>(server_->http_stats().replies));
-    server_->drain();
+    notice("stopping: %lld requests are still answered, for %d s at most (again: at once)",
+           static_cast<long long>(server_->http_stats().replies), o_.drain_seconds);
+    Status status;
+    if (!server_->drain(std::chrono::seconds(o_.drain_seconds))) status = cut();
     server_->engine().drain();
     const ProcessMemory memory = process_memory();
     const EngineMetrics m = server_->engine().metrics();
     notice("%lld answers, %lld tokens; peak %s of %s", static_cast<long long>(m.jobs_done),
            static_cast<long long>(m.generated_tokens), human_bytes(memory.peak_rss).c_str(),
            human_bytes(setup_.session.memory_bytes).c_str());
-    return {};
+    return status;
+  }
+
+  // Too much was left to be answered.
+  Status cut() {
+    const auto left = static_cast<long long>(server_->http_stats().replies);
+    server_->engine().stop(text_of("the server has stopped; it waits for answers %d s at most "
+                                   "(--drain-seconds)", o_.drain_seconds));
+    cut_ = true;  // the step that runs ends too
+    server_->drain(kCutPatience);
+    return error(Code::kCancelled, "%lld answers were cut off, %d s after the signal "
+                 "(--drain-seconds)", left, o_.drain_seconds);
   }
 
   const ServeOptions& o_;
   std::atomic<bool>* stop_;
+  std::atomic<bool> cut_{false};
   Setup setup_;
   ServerOptions server_options_;
   Bytes prefix_limit_ = 0;
@@ -278,6 +355,11 @@ void add_net_options(CLI::App& verb, ServeOptions* o) {
       ->capture_default_str();
   verb.add_option("--port", o->port, "Port to listen on (0: any that is free)")
       ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  verb.add_option("--drain-seconds", o->drain_seconds,
+                  "How long answers that run are waited for on SIGTERM; then they are cut off, and "
+                  "the exit code is 130")
+      ->check(CLI::Range(0, 86'400))
       ->capture_default_str();
   verb.add_option("--alias", o->aliases, "Another name that clients may call the model");
   verb.add_option("--api-key", o->api_key,

@@ -126,7 +126,9 @@ std::atomic<bool>* stop_flag() {
     action.sa_handler = on_signal;
     sigaction(SIGINT, &action, nullptr);  // without SA_RESTART: reading a prompt ends too
     sigaction(SIGTERM, &action, nullptr);
+    // What is written too far or for nobody fails with an error that says so.
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     return true;
   }();
   (void)installed;

@@ -12,6 +12,11 @@
 #include "headrace/serve/engine_core.h"
 
 namespace headrace {
+namespace {
+
+constexpr const char* kStopping = "the server is stopping";
+
+}  // namespace
 
 class Engine::Impl {
  public:
@@ -56,6 +61,13 @@ class Engine::Impl {
     ended_.wait(lock, [this] { return live_ == 0; });
   }
 
+  void stop(const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    draining_ = cut_ = true;
+    why_ = why;
+    wake_.notify_all();
+  }
+
   EngineMetrics metrics() const {
     EngineMetrics m;
     {
@@ -91,7 +103,7 @@ class Engine::Impl {
   Refusal refusal(const Status& status) const {
     if (!status.ok()) return {Refusal::Kind::kNever, status, 0};
     if (draining_)
-      return {Refusal::Kind::kDraining, error(Code::kCancelled, "the server is stopping"), 0};
+      return {Refusal::Kind::kDraining, error(Code::kCancelled, "%s", kStopping), 0};
     const int64_t waiting = waiting_ + static_cast<int64_t>(arrivals_.size());
     // Those that the next turn finds places for do not wait.
     const int64_t places = std::max<int64_t>(0, plan().options.places - metrics_.running);
@@ -105,7 +117,7 @@ class Engine::Impl {
       core_->turn();
       publish();
     }
-    core_->cancel_all("the server is stopping");
+    core_->cancel_all(kStopping);
     publish();
   }
 
@@ -113,12 +125,15 @@ class Engine::Impl {
   bool take() {
     std::vector<Arrival> arrivals;
     std::vector<JobId> cancels;
-    bool stop = false;
+    bool stop = false, cut = false;
+    std::string why;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [this] {
-        return stop_ || !arrivals_.empty() || !cancels_.empty() || core_->jobs() > 0;
+        return stop_ || cut_ || !arrivals_.empty() || !cancels_.empty() || core_->jobs() > 0;
       });
+      cut = std::exchange(cut_, false);
+      why = why_;
       arrivals.swap(arrivals_);
       cancels.swap(cancels_);
       stop = stop_;
@@ -126,6 +141,7 @@ class Engine::Impl {
     }
     for (Arrival& a : arrivals) core_->accept(a.id, std::move(a.job), a.at);
     for (JobId id : cancels) core_->cancel(id, "the client has cancelled");
+    if (cut) core_->cancel_all(why);
     return !stop;
   }
 
@@ -152,6 +168,8 @@ class Engine::Impl {
   std::vector<Arrival> arrivals_;
   std::vector<JobId> cancels_;
   bool stop_ = false, draining_ = false;
+  bool cut_ = false;  // what was accepted has to end
+  std::string why_;   // for `cut_`
   int32_t next_ = 0;
   int64_t live_ = 0;     // jobs that were accepted and have not ended
   int64_t waiting_ = 0;  // of them, taken by the thread and not begun
@@ -179,6 +197,7 @@ Engine::~Engine() = default;
 JobId Engine::submit(Job job, Refusal* why) { return impl_->submit(std::move(job), why); }
 void Engine::cancel(JobId id) { impl_->cancel(id); }
 void Engine::drain() { impl_->drain(); }
+void Engine::stop(const std::string& why) { impl_->stop(why); }
 EngineMetrics Engine::metrics() const { return impl_->metrics(); }
 const BatchPlan& Engine::plan() const { return impl_->plan(); }
 std::string Engine::last_timeline() const { return impl_->last_timeline(); }

@@ -111,6 +111,9 @@ class Engine {
   void cancel(JobId id);
   // Accepts nothing more; returns when all accepted jobs have ended.
   void drain();
+  // Accepts nothing more; what was accepted ends with kCancelled and `why`, as soon as the step
+  // that runs has. Any thread; returns at once.
+  void stop(const std::string& why);
   // Any thread: a copy as of the last turn.
   EngineMetrics metrics() const;
   // Any thread. The plan does not change while the engine lives.

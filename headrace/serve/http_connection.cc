@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 
 #include "headrace/base/status.h"
@@ -99,6 +100,10 @@ void HttpConnection::tick(SteadyTime now) {
     case State::kReply:
       if (now < write_deadline_ && (reply_->streaming() || writing_)) {
         deadline_ = SteadyTime::max();  // half-closed: what is sent will tell if it is there
+        return;
+      }
+      if (now < write_deadline_ && reply_->waits_for_half_closed()) {
+        deadline_ = now + core_->options.half_closed_timeout;
         return;
       }
       core_->counters.timeouts.fetch_add(1);
@@ -235,7 +240,9 @@ bool HttpConnection::head_is_acceptable() {
     refuse(411, "a POST needs Content-Length or a chunked body");
     return false;
   }
-  if (core_->draining.load()) {
+  const auto& probes = options.probe_paths;
+  if (core_->draining.load() &&
+      std::find(probes.begin(), probes.end(), request.path) == probes.end()) {
     refuse(503, "the server is draining: it takes no new requests", "draining",
            {{"Retry-After", "5"}});
     return false;

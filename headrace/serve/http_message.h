@@ -66,6 +66,11 @@ class HttpReply {
   // after that. Set it before the handler returns. If the client has gone already, it is
   // called at once, on the calling thread. Replaces what was set before.
   void on_close(std::function<void()> gone);
+  // Asked on the I/O thread each HttpOptions::half_closed_timeout while a client that has closed
+  // its sending side waits and nothing was sent. True: it is waited for (what a stream sends tells
+  // whether it is there: then begin_stream() should come soon); false, or nothing set: it counts as
+  // gone. Set it before the handler returns. Replaces what was set before.
+  void on_half_closed(std::function<bool()> waits);
   // The client is there, as far as is known, and the answer has not ended.
   bool open() const;
   // Bytes that wait for the client.

@@ -88,7 +88,7 @@ class HttpServer::Impl {
   }
 
   Status start();
-  void drain();
+  bool drain(milliseconds most);
   void stop();
 
   std::shared_ptr<HttpCore> core_;
@@ -228,7 +228,7 @@ void HttpServer::Impl::on_tick() {
   arm_ticker();
 }
 
-void HttpServer::Impl::drain() {
+bool HttpServer::Impl::drain(milliseconds most) {
   HR_CHECK(!running_ || !pthread_equal(pthread_self(), thread_), "drain() on the I/O thread");
   asio::post(core_->io, [core = core_.get()] {
     core->draining.store(true);
@@ -237,9 +237,12 @@ void HttpServer::Impl::drain() {
     core->drain_changed.notify_all();
   });
   std::unique_lock lock(core_->drain_mutex);
-  core_->drain_changed.wait(lock, [&] {
+  const auto ended = [&] {
     return core_->stopped || (core_->drain_seen && core_->counters.replies.load() == 0);
-  });
+  };
+  if (most != milliseconds::max()) return core_->drain_changed.wait_for(lock, most, ended);
+  core_->drain_changed.wait(lock, ended);
+  return true;
 }
 
 void HttpServer::Impl::shut_down() {
@@ -276,7 +279,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(const HttpOptions& option
 }
 
 uint16_t HttpServer::port() const { return impl_->port_; }
-void HttpServer::drain() { impl_->drain(); }
+bool HttpServer::drain(std::chrono::milliseconds most) { return impl_->drain(most); }
 bool HttpServer::draining() const { return impl_->core_->draining.load(); }
 void HttpServer::stop() { impl_->stop(); }
 

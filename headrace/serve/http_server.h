@@ -12,8 +12,9 @@
 //      has been idle longest, and goes on; stats() counts it.
 //
 // A client that has closed its sending side (half-closed) and waits still gets its answer, when it
-// comes within half_closed_timeout, or when it is a stream; after that it counts as gone: most
-// clients that do so have closed both sides, which cannot be told apart until something is sent.
+// comes within half_closed_timeout, when it is a stream, or when HttpReply::on_half_closed says so;
+// else it then counts as gone: most clients that do so have closed both sides, which cannot be told
+// apart until something is sent.
 //
 // Sources: RFC 9110 and 9112 (HTTP), the WHATWG fetch standard (CORS).
 #pragma once
@@ -52,6 +53,8 @@ struct HttpOptions {
   std::string api_key;  // not empty: "Authorization: Bearer KEY" or 401
   // Paths that need no key: probes and page loads cannot send one.
   std::vector<std::string> open_paths = {"/", "/health"};
+  // Paths that the handler is asked for while the server drains too.
+  std::vector<std::string> probe_paths = {"/health"};
   // Origins whose pages may read replies ("http://localhost:3000"; "*" for all). Empty: none.
   std::vector<std::string> cors_origins;
 };
@@ -91,9 +94,10 @@ class HttpServer {
   uint16_t port() const;
   HttpStats stats() const;
 
-  // New requests get 503 with code "draining" from now on; returns when all answers begun before
-  // have ended and were sent (or stop() was called). Not on the I/O thread.
-  void drain();
+  // New requests get 503 with code "draining" from now on, but those for probe_paths; returns when
+  // all answers begun before have ended and were sent (or stop() was called). False: `most` has
+  // passed before that. Not on the I/O thread.
+  bool drain(std::chrono::milliseconds most = std::chrono::milliseconds::max());
   bool draining() const;
   // Closes all connections (replies that run see their client gone) and ends the I/O thread.
   // Again: nothing. Not on the I/O thread.

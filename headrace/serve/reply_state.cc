@@ -47,6 +47,9 @@ bool HttpReply::begin_stream(std::string_view content_type, const HttpHeaders& h
 bool HttpReply::write(std::string_view chunk) { return state_->write(chunk); }
 void HttpReply::end() { state_->end(); }
 void HttpReply::on_close(std::function<void()> gone) { state_->on_close(std::move(gone)); }
+void HttpReply::on_half_closed(std::function<bool()> waits) {
+  state_->on_half_closed(std::move(waits));
+}
 bool HttpReply::open() const { return state_->open(); }
 Bytes HttpReply::queued() const { return state_->queued(); }
 
@@ -81,11 +84,14 @@ void ReplyState::wake_once() {
 
 bool ReplyState::send(int status, std::string_view type, std::string_view body,
                       const HttpHeaders& headers) {
-  std::function<void()> unused;  // destroyed after the lock is left: it may hold the HttpReply
+  // Destroyed after the lock is left: they may hold the HttpReply.
+  std::function<void()> unused;
+  std::function<bool()> unused_too;
   std::lock_guard lock(mutex_);
   if (gone_ || begun_) return false;
   begun_ = ended_ = true;
   unused.swap(on_close_);
+  unused_too.swap(on_half_closed_);
   auto length = [](size_t n) { return text_of("Content-Length: %zu\r\n", n); };
   const bool no_body = status == 204 || status == 304;
   const std::string top = head(status, type, headers, no_body ? "" : length(body.size()));
@@ -136,10 +142,12 @@ bool ReplyState::write(std::string_view chunk) {
 
 void ReplyState::end() {
   std::function<void()> unused;
+  std::function<bool()> unused_too;
   std::lock_guard lock(mutex_);
   if (gone_ || given_up_ || !streaming_ || ended_) return;
   ended_ = true;
   unused.swap(on_close_);
+  unused_too.swap(on_half_closed_);
   if (terms_.http11 && !terms_.head_only) queue_.append_always("0\r\n\r\n");
   wake_once();
 }
@@ -169,6 +177,20 @@ void ReplyState::on_close(std::function<void()> gone) {
     }
   }
   if (gone) gone();
+}
+
+void ReplyState::on_half_closed(std::function<bool()> waits) {
+  std::lock_guard lock(mutex_);
+  if (!ended_ && !gone_) on_half_closed_.swap(waits);  // the old one goes after the lock is left
+}
+
+bool ReplyState::waits_for_half_closed() {
+  std::function<bool()> ask;
+  {
+    std::lock_guard lock(mutex_);
+    ask = on_half_closed_;
+  }
+  return ask && ask();
 }
 
 bool ReplyState::open() const {
@@ -201,8 +223,10 @@ bool ReplyState::closes() const {
 
 void ReplyState::close() {
   std::function<void()> call;
+  std::function<bool()> unused;
   {
     std::lock_guard lock(mutex_);
+    unused.swap(on_half_closed_);
     if (gone_) return;
     gone_ = true;
     in_flight_ = 0;

@@ -41,6 +41,7 @@ class ReplyState {
   bool write(std::string_view chunk);
   void end();
   void on_close(std::function<void()> gone);
+  void on_half_closed(std::function<bool()> waits);
   bool open() const;
   Bytes queued() const;
   void dropped();
@@ -54,6 +55,8 @@ class ReplyState {
   // Moves what is queued to `into`, which must be empty.
   Taken take(CountedText* into);
   bool streaming() const;
+  // What on_half_closed's function says. Not under the lock.
+  bool waits_for_half_closed();
   // The connection has to be closed after this reply. Known once the head is taken.
   bool closes() const;
   // The connection is done with it, sent or not: writers see that, what is queued is freed.
@@ -73,6 +76,7 @@ class ReplyState {
   CountedText queue_;
   std::function<void()> wake_;
   std::function<void()> on_close_;
+  std::function<bool()> on_half_closed_;
   Bytes in_flight_ = 0;
   bool woken_ = false;
   bool begun_ = false;

@@ -100,6 +100,10 @@ class Server::Impl {
   }
 
   HttpServer& http() { return *http_; }
+  bool drain(std::chrono::milliseconds most) {
+    draining_.store(true, std::memory_order_release);
+    return http_->drain(most);
+  }
   Engine& engine() {
     HR_CHECK(ready_ != nullptr, "no model is served yet");
     return *ready_->engine;
@@ -117,7 +121,11 @@ class Server::Impl {
     }
     if (match.route == Route::kPage) return get_page(reply);
     const bool serving = serving_.load(std::memory_order_acquire);
-    if (match.route == Route::kHealth) return get_health(reply, serving);
+    if (match.route == Route::kHealth) {
+      return get_health(reply, draining_.load(std::memory_order_acquire) ? "draining"
+                               : serving                                 ? "ready"
+                                                                         : "loading");
+    }
     if (!serving) {
       return send_error(reply, 503, "the model is being loaded", "loading",
                         {{"Retry-After", std::to_string(kLoadingRetry)}});
@@ -156,13 +164,15 @@ class Server::Impl {
     reply->send(200, "text/html; charset=utf-8", page.html, page.headers);
   }
 
-  void get_health(const Reply& reply, bool serving) {
-    if (serving) {
-      reply->send(200, kJson, "{\"status\":\"ready\"}");
-    } else {
-      reply->send(503, kJson, "{\"status\":\"loading\"}",
-                  {{"Retry-After", std::to_string(kLoadingRetry)}});
+  void get_health(const Reply& reply, const std::string& state) {
+    const std::string body = "{\"status\":\"" + state + "\"}";
+    HttpHeaders headers = {{"Cache-Control", "no-store"}};
+    if (state == "ready") {
+      reply->send(200, kJson, body, headers);
+      return;
     }
+    headers.push_back({"Retry-After", std::to_string(kLoadingRetry)});
+    reply->send(503, kJson, body, headers);
   }
 
   void get_models(const Reply& reply) {
@@ -316,7 +326,7 @@ class Server::Impl {
   AnswerRoom room_;
   const int64_t created_;
   std::unique_ptr<Ready> ready_;
-  std::atomic<bool> serving_{false};
+  std::atomic<bool> serving_{false}, draining_{false};
   // Of the front thread.
   SplitMix random_{0};
   std::vector<std::weak_ptr<Answer>> streams_;
@@ -337,7 +347,7 @@ Result<std::unique_ptr<Server>> Server::listen(const ServerOptions& options) {
 void Server::serve(const Model& model, std::unique_ptr<Engine> engine) {
   impl_->serve(model, std::move(engine));
 }
-void Server::drain() { impl_->http().drain(); }
+bool Server::drain(std::chrono::milliseconds most) { return impl_->drain(most); }
 uint16_t Server::port() const { return impl_->http().port(); }
 HttpStats Server::http_stats() const { return impl_->http().stats(); }
 Engine& Server::engine() { return impl_->engine(); }

@@ -4,7 +4,7 @@
 //   POST /v1/chat/completions, /v1/completions   as OpenAI's; see openai_request.h
 //   GET  /v1/models, /v1/models/ID
 //   POST /tokenize, /detokenize
-//   GET  /health      200 {"status":"ready"}; 503 while loading or draining
+//   GET  /health      200 {"status":"ready"}; 503 {"status":"loading"} or {"status":"draining"}
 //   GET  /metrics     Prometheus text
 //   GET  /live        the same for the page
 //   GET  /plan        what was decided
@@ -59,8 +59,9 @@ class Server {
 
   // Requests are served from now on. Borrows the model. Once.
   void serve(const Model& model, std::unique_ptr<Engine> engine);
-  // New requests get 503; returns when all begun before have their whole answer.
-  void drain();
+  // New requests get 503; returns when all begun before have their whole answer. False: `most` has
+  // passed before that.
+  bool drain(std::chrono::milliseconds most = std::chrono::milliseconds::max());
   uint16_t port() const;
   HttpStats http_stats() const;
   // Precondition: serve() was called.

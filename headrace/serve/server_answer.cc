@@ -39,6 +39,10 @@ std::shared_ptr<Answer> Answer::make(std::shared_ptr<HttpReply> reply, Engine& e
   answer->reply_->on_close([weak = std::weak_ptr<Answer>(answer)] {
     if (const auto a = weak.lock()) a->client_gone();
   });
+  answer->reply_->on_half_closed([weak = std::weak_ptr<Answer>(answer)] {
+    const auto a = weak.lock();
+    return a != nullptr && a->client_half_closed();
+  });
   return answer;
 }
 
@@ -227,6 +231,15 @@ bool Answer::keep_alive(Clock::time_point now, std::chrono::milliseconds ping) {
   if (!begun_ || now - last_write_ < ping) return true;
   if (open_stream()) write(": ping\n\n");
   return true;
+}
+
+// True: there will be something to send, or it is not known yet.
+bool Answer::client_half_closed() {
+  const std::lock_guard lock(mutex_);
+  if (done_ || gone_) return false;
+  if (!begun_) return true;  // the request is still to be read
+  if (!stream_) return false;
+  return open_stream();
 }
 
 void Answer::client_gone() {

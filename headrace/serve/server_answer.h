@@ -13,7 +13,10 @@
 //      is refused or fails whole, and its other jobs are cancelled.
 //   3. A stream on which nothing was said for `ping` gets a comment, so that nobody between the
 //      client and us takes it for dead while a long prompt is read.
-//   4. What a reply that is not streamed collects was reserved before its jobs began (AnswerRoom).
+//   4. A client that has closed its sending side and waits for a stream gets its beginning after
+//      HttpOptions::half_closed_timeout, which shows whether it is there. Others get it with the
+//      first text, so that what fails before has a status of its own.
+//   5. What a reply that is not streamed collects was reserved before its jobs began (AnswerRoom).
 #pragma once
 
 #include <atomic>
@@ -76,6 +79,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   void on_choice_end(int prompt, int choice, Finish finish);
   void on_end(const JobUsage& usage, const Status& status);
   void client_gone();
+  bool client_half_closed();
   void cancel_all();
   // With mutex_ held.
   bool write(std::string_view events);

@@ -217,6 +217,38 @@ TEST_F(HttpServerTest, AHalfClosedClientThatWaitsTooLongCountsAsGone) {
   EXPECT_EQ(c.read_to_end(), "");
 }
 
+TEST_F(HttpServerTest, AHalfClosedClientIsWaitedForAsLongAsItsHandlerSays) {
+  HttpOptions options;
+  options.half_closed_timeout = milliseconds(10);
+  start(options);
+  auto c = client();
+  ASSERT_TRUE(c.send(get("/hold")));
+  auto reply = held();
+  std::atomic<int> asked{0};
+  std::atomic<bool> wanted{true};
+  reply->on_half_closed([&] {
+    ++asked;
+    return wanted.load();
+  });
+  c.half_close();
+  wait_until([&] { return asked >= 3; });
+  EXPECT_TRUE(reply->open());
+  EXPECT_EQ(closed_calls(), 0);
+  wanted = false;
+  wait_until([&] { return closed_calls() == 1; });
+  EXPECT_FALSE(reply->open());
+  const int before = asked;
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(asked, before) << "never after it has gone";
+  // Whoever closes both sides is found out by the head of a stream that begins.
+  auto gone = client();
+  ASSERT_TRUE(gone.send(get("/hold")));
+  reply = held(2);
+  reply->on_half_closed([&] { return reply->begin_stream("text/plain"); });
+  gone.close();
+  wait_until([&] { return closed_calls() == 2; });
+}
+
 TEST_F(HttpServerTest, AHalfClosedStreamGoesOnUntilTheClientIsReallyGone) {
   HttpOptions options;
   options.half_closed_timeout = milliseconds(20);

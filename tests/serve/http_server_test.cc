@@ -331,6 +331,21 @@ TEST_F(HttpServerTest, DrainRefusesNewRequestsAndWaitsForTheRunningStream) {
   EXPECT_EQ(server_->stats().replies, 0);
 }
 
+TEST_F(HttpServerTest, DrainWaitsNoLongerThanItMayAndProbesAreAnsweredMeanwhile) {
+  HttpOptions options;
+  options.probe_paths = {"/echo"};
+  start(options);
+  auto running = client();
+  ASSERT_TRUE(running.send(get("/hold")));
+  auto reply = held();
+  EXPECT_FALSE(server_->drain(std::chrono::milliseconds(10)));
+  EXPECT_EQ(client().ask(get("/echo")).status, 200);
+  EXPECT_EQ(client().ask(get("/large")).status, 503);
+  reply->send(200, "text/plain", "whole");
+  EXPECT_EQ(running.read_reply().body, "whole");
+  EXPECT_TRUE(server_->drain(std::chrono::minutes(10)));
+}
+
 TEST_F(HttpServerTest, DrainWithNothingRunningEndsAtOnceAndTwice) {
   start();
   EXPECT_EQ(client().ask(get("/echo")).status, 200);

@@ -178,6 +178,43 @@ TEST_F(ServerTest, AStreamThatWaitsForItsPromptIsKeptAliveWithComments) {
   EXPECT_EQ(events.data.back()["choices"][0]["finish_reason"], "length");
 }
 
+TEST_F(ServerTest, AHalfClosedClientGetsItsStreamHoweverLongTheFirstTokenTakes) {
+  options_.http.half_closed_timeout = milliseconds(10);
+  serve();
+  const std::string text = json(client().ask(completion(6, false)))["choices"][0]["text"];
+  gate_.set(true, false);
+  HttpClient c = client();
+  c.send(completion(6, true));
+  wait_until([&] { return gate_.waits(); });
+  c.half_close();
+  ASSERT_TRUE(c.read_until("HTTP/1.1 200")) << "before there is a token";
+  std::this_thread::sleep_for(milliseconds(50));
+  gate_.set(false, false);
+  const StreamedEvents events = events_of(c.read_reply().body);
+  EXPECT_TRUE(events.done);
+  std::string said;
+  for (const Json& e : events.data) {
+    for (const Json& choice : e["choices"]) said += choice.value("text", "");
+  }
+  EXPECT_EQ(said, text);
+}
+
+TEST_F(ServerTest, AClientThatClosedBothSidesBeforeTheFirstTokenIsFoundOut) {
+  options_.http.half_closed_timeout = milliseconds(10);
+  serve();
+  gate_.set(true, false);
+  for (const bool stream : {true, false}) {
+    HttpClient c = client();
+    c.send(completion(400, stream));
+    wait_until([&] { return server_->http_stats().replies == 1; });
+    c.close();
+    wait_until([&] { return server_->http_stats().replies == 0; });
+  }
+  EXPECT_EQ(server_->http_stats().gone, 2);
+  gate_.set(false, false);
+  wait_until([&] { return server_->engine().metrics().jobs_cancelled == 2; });
+}
+
 TEST_F(ServerTest, AnEngineThatFailsIs503AndTheNextRequestIsAnswered) {
   serve();
   const std::string text = json(client().ask(completion(8, false)))["choices"][0]["text"];
@@ -268,6 +305,34 @@ TEST_F(ServerTest, WhatIsCollectedHasToFitItsMemory) {
   gate_.set(false, false);
   EXPECT_EQ(first.read_reply().status, 200);
   wait_until([&] { return client().ask(completion(20, false)).status == 200; });
+}
+
+TEST_F(ServerTest, WhileItDrainsHealthSaysSoAndWhatTakesTooLongEndsWithTheReason) {
+  serve();
+  EXPECT_EQ(json(client().ask(get("/health")))["status"], "ready");
+  HttpClient stream = client(), whole = client();
+  stream.send(completion(400, true));
+  whole.send(completion(400, false));
+  ASSERT_TRUE(stream.read_until("\"text\""));
+  wait_until([&] { return server_->engine().metrics().running == 2; });
+  gate_.set(true, false);
+  EXPECT_FALSE(server_->drain(milliseconds(10)));
+  const ClientReply health = client().ask(get("/health"));
+  EXPECT_EQ(health.status, 503);
+  EXPECT_EQ(health.headers.count("retry-after"), 1u);
+  EXPECT_EQ(json(health)["status"], "draining");
+  EXPECT_EQ(json(client().ask(completion(1, false)))["error"]["code"], "draining");
+  server_->engine().stop("enough of it");
+  gate_.set(false, false);
+  EXPECT_TRUE(server_->drain());
+  const ClientReply said = whole.read_reply();
+  EXPECT_EQ(said.status, 503);
+  EXPECT_NE(said.body.find("enough of it"), std::string::npos) << said.body;
+  const StreamedEvents events = events_of(stream.read_reply().body);
+  EXPECT_FALSE(events.done);
+  ASSERT_FALSE(events.data.empty());
+  EXPECT_EQ(events.data.back()["error"]["message"], "enough of it");
+  server_->engine().drain();
 }
 
 TEST_F(ServerTest, AServerThatStopsEndsTheStreamsOfItsClients) {
