@@ -157,6 +157,7 @@ double EngineCore::seconds_to_room() const {
 void EngineCore::turn() {
   place();
   if (!ready()) return;
+  restore();
   const int64_t drafted = draft();
   std::vector<Row> step = rows(share(drafted));
   if (step.empty()) return;
@@ -236,7 +237,9 @@ int64_t EngineCore::draft() {
 std::vector<Share> EngineCore::share(int64_t drafted) {
   const auto times = [this](int64_t rows) { return step_ns(rows); };
   for (;;) {
-    std::vector<Share> shares = share_step(limits_, views(true), drafted, times);
+    std::vector<ChoiceView> running = views(true);
+    std::erase_if(running, [this](const auto& v) { return choices_.at(v.id).to_come > 0; });
+    std::vector<Share> shares = share_step(limits_, running, drafted, times);
     bool again = false;
     for (const Share& s : shares) again |= look_up(&choices_.at(s.id));
     if (!again) return shares;
@@ -435,6 +438,7 @@ EngineMetrics EngineCore::metrics() const {
     const PrefixStats stats = prefix_->stats();
     m.store_hits = stats.hits;
     m.store_misses = stats.misses;
+    m.store_writes = stats.not_writing.empty();
   }
   return m;
 }

@@ -87,6 +87,7 @@ class EngineCore {
     std::unique_ptr<ChoiceText> text;
     Acceptance acceptance;
     int64_t kept = 0;  // blocks that the prefix store was given
+    int64_t to_come = 0;  // blocks that it gives back, before anything is read
     Nanos said_at = 0;
   };
   // Rows of a choice in the step.
@@ -111,6 +112,9 @@ class EngineCore {
   Status begin(Choice* c);
   const Choice* sibling(const Choice& c) const;
   bool look_up(Choice* c);
+  void restore();
+  void restore(Choice* c);
+  void count_known(Choice* c);
 
   // Turns.
   bool ready();
@@ -145,6 +149,7 @@ class EngineCore {
   int32_t next_choice_ = 0;
   int disk_wait_ = 0;   // turns in which nothing is preempted, after the disk has failed
   bool alone_ = false;  // the next step is of one choice: that of all was refused
+  Nanos restore_until_ = 0;  // of this turn
   Nanos files_seen_ = 0;  // when they were as they should be
   TokenRate rate_;
   EngineMetrics counts_;

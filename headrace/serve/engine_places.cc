@@ -1,5 +1,6 @@
 // EngineCore: who has a place, and where sequences begin.
 #include <algorithm>
+#include <limits>
 
 #include "headrace/base/system.h"
 #include "headrace/serve/engine_core.h"
@@ -119,13 +120,42 @@ bool EngineCore::look_up(Choice* c) {
   if (session_->length(c->sequence) > 0) return false;
   const auto known = std::span<const int32_t>(c->tokens).first(c->tokens.size() - 1);
   (void)session_->adopt(c->sequence, known);  // refuses nothing that is empty
-  if (prefix_ != nullptr) (void)prefix_->restore(c->sequence, c->tokens);
-  const int64_t there = session_->length(c->sequence);
-  if (c->number == 0) {
-    jobs_.at(c->job).usage.cached_tokens = there;
-    counts_.cached_tokens += there;
+  if (prefix_ != nullptr) {
+    const auto blocks = prefix_->look_up(c->sequence, c->tokens);
+    c->to_come = blocks.ok() ? *blocks : 0;
   }
-  return there > 0;
+  if (c->to_come > 0) restore(c);
+  else count_known(c);
+  return c->to_come > 0 || session_->length(c->sequence) > 0;
+}
+
+// What it does not have to read.
+void EngineCore::count_known(Choice* c) {
+  const int64_t there = session_->length(c->sequence);
+  if (c->number > 0) return;
+  jobs_.at(c->job).usage.cached_tokens = there;
+  counts_.cached_tokens += there;
+}
+
+// Blocks of a long prompt may take as long to come back as several steps: beside rows that decode
+// they come a few a turn, within half of what `stretch` leaves. Without such rows all come.
+void EngineCore::restore() {
+  int64_t decoding = 0;
+  for (const auto& [id, c] : choices_) decoding += c.running && unread(c) == 1;
+  const double share = (options_.stretch - 1) / 2;
+  restore_until_ = decoding == 0 ? std::numeric_limits<Nanos>::max()
+                                 : monotonic_ns() + static_cast<Nanos>(
+                                       share * static_cast<double>(step_ns(decoding)));
+  for (auto& [id, c] : choices_)
+    if (c.running && c.to_come > 0) restore(&c);
+}
+
+// One block at least.
+void EngineCore::restore(Choice* c) {
+  do {
+    c->to_come = prefix_->restore_next(c->sequence, c->tokens);
+  } while (c->to_come > 0 && monotonic_ns() < restore_until_);
+  if (c->to_come == 0) count_known(c);
 }
 
 }  // namespace headrace

@@ -95,6 +95,8 @@ void write_now(const EngineMetrics& m, Writer* w) {
             &MemoryUse::limit);
   w->gauge("budget_headroom_bytes", "The budget less what the process has resident.",
            m.headroom_bytes);
+  w->gauge("prefix_store_writes", "1 while the prefix store keeps what is read; 0 without one, and "
+           "after its disk has failed.", int64_t{m.store_writes});
   w->gauge("tokens_per_second", "Tokens generated a second, over the last ten seconds.",
            m.last_tokens_per_s);
   w->gauge("batch_rows", "Rows of a step, mean since the start.",

@@ -40,6 +40,7 @@ struct EngineMetrics {
   int64_t blocks = 0, blocks_free = 0;
   std::vector<MemoryUse> memory;
   double headroom_bytes = 0;  // budget less VmRSS
+  bool store_writes = false;  // there is a prefix store, and its disk takes what it is given
   // Since the start.
   int64_t jobs_done = 0, jobs_failed = 0, jobs_cancelled = 0, jobs_refused = 0;
   int64_t steps = 0, rows = 0, step_failures = 0;

@@ -34,7 +34,14 @@ Result<std::unique_ptr<BatchPrefix>> BatchPrefix::open(const Model& model, Batch
 }
 
 Result<int64_t> BatchPrefix::restore(KvSequence sequence, std::span<const int32_t> tokens) {
-  int64_t held = session_.length(sequence);
+  HR_ASSIGN(int64_t left, look_up(sequence, tokens));
+  while (left > 0) left = restore_next(sequence, tokens);
+  return session_.length(sequence);
+}
+
+Result<int64_t> BatchPrefix::look_up(KvSequence sequence, std::span<const int32_t> tokens) {
+  found_.erase(sequence.value);
+  const int64_t held = session_.length(sequence);
   if (held < 0 || held % kChainTokens != 0 || held > static_cast<int64_t>(tokens.size())) {
     return error(Code::kUsage, "sequence %d has %lld positions, not whole blocks of %zu tokens",
                  sequence.value, static_cast<long long>(held), tokens.size());
@@ -42,23 +49,38 @@ Result<int64_t> BatchPrefix::restore(KvSequence sequence, std::span<const int32_
   // The last token is computed in any case: its logits are wanted.
   const auto context = static_cast<size_t>(session_.plan().options.context);
   const size_t most = std::min(tokens.size(), context);
-  if (most < 2) return held;
-  const PrefixHit hit = rest_of(store_->lookup(tokens.first(most - 1)), held);
+  if (most < 2) return 0;
+  PrefixHit hit = rest_of(store_->lookup(tokens.first(most - 1)), held);
   const double rate = session_.plan().options.machine.tiers[1].load_bytes_per_s;
-  if (hit.tokens == 0 || !restore_pays(hit, rate)) return held;
-  for (const PrefixEntry& entry : hit.entries) {
-    const auto part = tokens.subspan(static_cast<size_t>(held), kWidth);
-    const Status status =
-        session_.append_block(sequence, part, [&](const BatchSession::BlockPart& out) {
+  if (hit.tokens == 0 || !restore_pays(hit, rate)) return 0;
+  std::reverse(hit.entries.begin(), hit.entries.end());
+  const auto count = static_cast<int64_t>(hit.entries.size());
+  found_[sequence.value] = std::move(hit.entries);
+  return count;
+}
+
+int64_t BatchPrefix::restore_next(KvSequence sequence, std::span<const int32_t> tokens) {
+  const auto found = found_.find(sequence.value);
+  if (found == found_.end()) return 0;
+  std::vector<PrefixEntry>& entries = found->second;
+  const PrefixEntry entry = entries.back();
+  entries.pop_back();
+  // The sequence may have lost something since, or have been read on.
+  Status status;
+  if (session_.length(sequence) != entry.first) status = error(Code::kUsage, "not the next block");
+  else
+    status = session_.append_block(
+        sequence, tokens.subspan(static_cast<size_t>(entry.first), kWidth),
+        [&](const BatchSession::BlockPart& out) {
           return store_->read(entry, [&](size_t layer, std::span<const std::byte> bytes) -> Status {
             std::copy(bytes.begin(), bytes.end(), out(static_cast<int64_t>(layer)).begin());
             return {};
           });
         });
-    if (!status.ok()) break;  // it is computed
-    held += kChainTokens;
-  }
-  return held;
+  const auto left = static_cast<int64_t>(entries.size());
+  if (status.ok() && left > 0) return left;
+  found_.erase(found);  // the rest is computed
+  return 0;
 }
 
 Status BatchPrefix::keep(KvSequence sequence, std::span<const int32_t> tokens,

@@ -27,11 +27,19 @@ class BatchPrefix {
   // `tokens` that the store has, but never the last token, where that pays. Returns positions held
   // now. What cannot be read, or has no block free, ends it. kUsage: not whole blocks.
   Result<int64_t> restore(KvSequence sequence, std::span<const int32_t> tokens);
+  // The same block by block, so that steps may be taken in between. look_up() says how many blocks
+  // there are to bring, restore_next() brings one and says how many there are then (0, too, where
+  // what is next cannot be had). Errors as restore().
+  Result<int64_t> look_up(KvSequence sequence, std::span<const int32_t> tokens);
+  int64_t restore_next(KvSequence sequence, std::span<const int32_t> tokens);
   // Hands on blocks of `sequence` that have become whole since the last call for it. `tokens`: all
   // of them so far, those that the sequence holds first. `seconds_per_token`: what computing costs.
   // What the store has no room for now is tried again by the next call.
   Status keep(KvSequence sequence, std::span<const int32_t> tokens, double seconds_per_token);
-  void forget(KvSequence sequence) { kept_.erase(sequence.value); }  // it is closed
+  void forget(KvSequence sequence) {  // it is closed
+    kept_.erase(sequence.value);
+    found_.erase(sequence.value);
+  }
   // Waits until all is written. kIo: writing has ended; says why.
   Status flush() { return store_->flush(); }
   PrefixStats stats() const { return store_->stats(); }
@@ -44,6 +52,8 @@ class BatchPrefix {
   std::unique_ptr<PrefixStore> store_;
   // By sequence: chain hashes of the blocks that were handed on, or restored.
   std::map<int32_t, std::vector<ChainHash>> kept_;
+  // By sequence: what look_up() has found and is not restored, the last first.
+  std::map<int32_t, std::vector<PrefixEntry>> found_;
 };
 
 }  // namespace headrace

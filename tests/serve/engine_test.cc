@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kContext = 512;
 
 struct Settings {
+  int64_t context = kContext;
   int32_t places = 4;
   int32_t blocks = 0;
   int64_t block_tokens = 64;
@@ -32,7 +33,7 @@ class EngineTest : public ::testing::Test {
   std::unique_ptr<BatchSession> session(const Settings& s) {
     BatchOptions o;
     o.places = s.places;
-    o.context = kContext;
+    o.context = s.context;
     o.step_rows = 96;
     o.speculate = s.speculate;
     o.block_tokens = s.block_tokens;
@@ -183,6 +184,38 @@ TEST_F(EngineTest, ANextEngineFindsInTheStoreWhatThisOneRead) {
   }
 }
 
+TEST_F(EngineTest, ALongPromptComesBackFromTheStoreWhileOthersGoOn) {
+  Settings s;
+  s.context = 2048;
+  s.block_tokens = 256;
+  s.engine.prefix_folder = folder_.folder() + "/long";
+  s.engine.stretch = 1;  // no time beside those who decode: a block a turn
+  Reference alone(model(), s.context);
+  const Job first = job(1500, 8, 5);
+  Job stream = job(20, 80);
+  stream.ignore_end = true;
+  {
+    const auto engine = this->engine(s);
+    ASSERT_NE(engine, nullptr);
+    submit(*engine, first);
+    engine->drain();
+  }
+  const auto engine = this->engine(s);
+  ASSERT_NE(engine, nullptr);
+  const auto beside = submit(*engine, stream);
+  ears_.wait_text(beside);
+  const int64_t steps = engine->metrics().steps;
+  const auto found = submit(*engine, first);
+  ears_.wait_text(found);
+  const int64_t between = engine->metrics().steps - steps;
+  ears_.wait_all();
+  alone.expect_same(first, *found);
+  alone.expect_same(stream, *beside);
+  EXPECT_EQ(found->usage.cached_tokens, 1280);
+  EXPECT_EQ(engine->metrics().store_hits, 1);
+  EXPECT_GE(between, 5) << "five blocks, a step after each";
+}
+
 TEST_F(EngineTest, AHigherPriorityGoesFirstAndWhoMadeRoomSaysTheSame) {
   Settings s;
   s.places = 1;
@@ -272,6 +305,29 @@ TEST_F(EngineTest, DrainEndsWhatWasAcceptedAndAcceptsNothingMore) {
   for (const auto& h : heard) {
     EXPECT_EQ(h->ends, 1);
     EXPECT_TRUE(h->status.ok());
+  }
+  Refusal why;
+  EXPECT_FALSE(engine->submit(job(1, 1), &why).valid());
+  EXPECT_EQ(why.kind, Refusal::Kind::kDraining);
+}
+
+TEST_F(EngineTest, StopEndsWhatRunsAndWhatWaitsWithItsReason) {
+  Settings s;
+  s.places = 2;
+  const auto engine = this->engine(s);
+  std::vector<std::shared_ptr<Heard>> heard;
+  for (int i = 0; i < 6; ++i) {
+    Job j = job(30, 400);
+    j.ignore_end = true;
+    heard.push_back(submit(*engine, j));
+  }
+  ears_.wait_text(heard[0]);
+  engine->stop("time is up");
+  engine->drain();
+  for (const auto& h : heard) {
+    EXPECT_EQ(h->ends, 1);
+    EXPECT_EQ(h->status.code(), Code::kCancelled);
+    EXPECT_EQ(h->status.message(), "time is up");
   }
   Refusal why;
   EXPECT_FALSE(engine->submit(job(1, 1), &why).valid());

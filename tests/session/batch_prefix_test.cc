@@ -79,6 +79,40 @@ TEST(BatchPrefix, TheNextRunGoesOnFromWhatThisOneRead) {
   EXPECT_TRUE(f.batch->cache().verify().ok());
 }
 
+TEST(BatchPrefix, BlocksComeOneByOneWithStepsOfOthersInBetween) {
+  Fixture f;
+  f.begin();
+  f.read(*f.batch->open(), 0, 600);
+  ASSERT_TRUE(f.prefix->flush().ok());
+  f.begin();
+  const KvSequence s = *f.batch->open(), other = *f.batch->open();
+  const auto text = f.texts.tokens(0, 0, 650);
+  EXPECT_EQ(f.prefix->restore_next(s, text), 0) << "nothing was looked up";
+  EXPECT_EQ(*f.prefix->look_up(s, text), 2);
+  EXPECT_EQ(f.batch->length(s), 0);
+  EXPECT_EQ(f.prefix->restore_next(s, text), 1);
+  EXPECT_EQ(f.batch->length(s), 256);
+  f.read(other, 1, 100);
+  EXPECT_EQ(f.prefix->restore_next(s, text), 0);
+  EXPECT_EQ(f.batch->length(s), 512);
+  f.read(s, 0, 650);
+  f.read(other, 1, 200);
+  // One that is read on, or cut, in between computes the rest.
+  for (const int64_t length : {300, 192}) {
+    const KvSequence changed = *f.batch->open();
+    EXPECT_EQ(*f.prefix->look_up(changed, text), 2);
+    EXPECT_EQ(f.prefix->restore_next(changed, text), 1);
+    if (length > 256) f.read(changed, 0, length);
+    else EXPECT_EQ(*f.batch->truncate(changed, length), length);
+    EXPECT_EQ(f.prefix->restore_next(changed, text), 0);
+    EXPECT_EQ(f.batch->length(changed), length);
+    f.read(changed, 0, 650);
+    f.prefix->forget(changed);
+    ASSERT_TRUE(f.batch->close(changed).ok());
+  }
+  EXPECT_TRUE(f.batch->cache().verify().ok());
+}
+
 TEST(BatchPrefix, TheLastTokenIsComputedAndWhatIsHeldIsNotReadAgain) {
   Fixture f;
   f.begin();
