@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -43,30 +43,35 @@ def key_of(event: str) -> str:
 
 def moved_workload(events: Sequence[str], seconds: Sequence[float], sizes: Mapping[str, int], *,
                    cyclic: bool = True, holds: Mapping[int, Sequence[str]] | None = None,
-                   rules: Mapping[str, dict] | None = None, name: str = "moved") -> str:
+                   states: Collection[str] = (), rules: Mapping[str, dict] | None = None,
+                   name: str = "moved") -> str:
     """The workload (JSON, see docs/guide/workload.md) whose ops are these events, with one at the end.
 
     seconds[i] is the time from event i to the next one. sizes: bytes of every key and state.
-    holds[i]: keys that must stay in place during event i besides its own. rules: more fields of single
-    tensors ("pinned", "remote_memory"). An event before its key's pack is a ValueError.
+    holds[i]: keys that must stay in place during event i besides its own. states: names that may be
+    unpacked without a pack, as cycles leave them to each other. rules: more fields of single tensors
+    ("pinned", "remote_memory"). Another unpack before its key's pack is a ValueError.
     """
     tensors, ops, numbers = [], [], {}
 
     def number(key: str, fields: dict) -> int:
         numbers[key] = len(tensors)
-        tensors.append({"name": key, "bytes": max(1, sizes[key]), **fields,
+        tensors.append({"name": key, "bytes": max(1, sizes.get(key, 1)), **fields,
                         **(rules or {}).get(key, {})})
         return numbers[key]
 
-    for i, event in enumerate(events):
+    for i, event in enumerate([*events, END]):
         kind, key = event.partition(":")[0], key_of(event)
-        op = {"name": event, "kernel": kind, "seconds": max(0.0, seconds[i]), "recompute": False}
+        op = {"name": event, "kernel": kind, "recompute": False,
+              "seconds": max(0.0, seconds[i]) if i < len(seconds) else 0.0}
         inputs = [numbers[held] for held in (holds or {}).get(i, ()) if held != key]
         if kind == "pack":
             op["outputs"] = [number(key, {})]
         elif kind == "unpack":
-            if key not in numbers:
+            if key not in numbers and key not in states:
                 raise ValueError(f"event {i}, {event}: '{key}' was never packed")
+            if key not in numbers:
+                number(key, {"persistent": True})
             inputs.append(numbers[key])
         elif kind == "state":
             known = numbers.get(key)
@@ -74,8 +79,9 @@ def moved_workload(events: Sequence[str], seconds: Sequence[float], sizes: Mappi
                              if known is None else known]
         if inputs:
             op["inputs"] = inputs
+        if kind in ("unpack", "tick"):  # an op of a workload writes something
+            op["outputs"] = [number(f"after {i}", {"class": "other"})]
         ops.append(op)
-    ops.append({"name": END, "kernel": "tick", "seconds": 0, "recompute": False})
     return json.dumps({"headrace_workload": 1, "name": name, "cyclic": cyclic,
                        "tensors": tensors, "ops": ops})
 
@@ -123,7 +129,7 @@ class MovedTensors:
         for i, event in enumerate(self.events):
             if key_of(event):
                 last[key_of(event)] = i
-                self._first.setdefault(key_of(event), -1 if event.startswith("state:") else i)
+                self._first.setdefault(key_of(event), i if event.startswith("pack:") else -1)
             for key in self._holds.get(i, ()):
                 last[key] = i
         return last

@@ -10,28 +10,12 @@ import torch
 from headrace import _core
 from headrace._errors import HeadraceError
 from headrace._memory import parse_bytes
+from headrace.eager._hook import Hook
 from headrace.eager._plans import Settings
 from headrace.eager._session import Session
 from headrace.eager._stats import Stats
 
 _sessions: "weakref.WeakKeyDictionary[torch.nn.Module, _Installed]" = weakref.WeakKeyDictionary()
-
-
-class _Hook:
-    """A hook of a module. A copy of the module, deep or by pickle, gets one that does nothing."""
-
-    def __init__(self, function: Any = None) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any) -> None:
-        if self.function is not None:
-            self.function(*args)
-
-    def __deepcopy__(self, memo: dict) -> "_Hook":
-        return _Hook()
-
-    def __reduce__(self) -> tuple:
-        return _Hook, ()
 
 
 class _Installed:
@@ -41,8 +25,8 @@ class _Installed:
         self.session = session
         self.entered: list[Any] = []  # per forward in progress: its saved_tensors_hooks or None
         self.handles = [
-            model.register_forward_pre_hook(_Hook(self._before), with_kwargs=True),
-            model.register_forward_hook(_Hook(self._after), always_call=True)]
+            model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
+            model.register_forward_hook(Hook(self._after), always_call=True)]
 
     def _before(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         hooks = None
@@ -53,12 +37,14 @@ class _Installed:
                                                                  self.session.unpack)
                 hooks.__enter__()
                 self.entered[-1] = hooks
+                self.session.hooked = True
 
     def _after(self, *_: Any) -> None:
         # Without an entry the forward failed before our own pre-hook.
         hooks = self.entered.pop() if self.entered else None
         if hooks is not None:
             hooks.__exit__(None, None, None)
+            self.session.hooked = False
 
     def remove(self) -> None:
         for handle in self.handles:

@@ -102,7 +102,8 @@ class Plans:
 
     def _plan(self, order: Order, extra_bytes: int) -> _core.Plan | None:
         s = self.settings
-        if not order.events or order.kept_bytes + extra_bytes - s.base_bytes <= s.memory:
+        fits = order.kept_bytes + extra_bytes - s.base_bytes <= s.memory
+        if not order.events or fits and not order.rules:
             return None
         others = order.others_bytes + extra_bytes - s.base_bytes
         arena = s.memory - others - MARGIN_BYTES
@@ -121,7 +122,7 @@ class Plans:
 
     def _plan_in(self, order: Order, arena: int) -> _core.Plan:
         workload = moved_workload(order.events, order.seconds, order.sizes, holds=order.holds,
-                                  name="training step")
+                                  states=order.states, rules=order.rules, name="training step")
         return _core.plan_workload(workload, arena, folder=self.settings.folder, recompute=False)
 
     def _refusal(self, others: int, arena: int) -> DoesNotFit:

@@ -25,6 +25,8 @@ class Order:
     holds: dict[int, list[str]]  # keys that must stay in place during an event besides its own
     aside: set[str]  # keys that go to the scratch file one by one: no event, not in the plan
     copied: set[str]  # keys whose bytes are used beyond the cycle: handed out as copies
+    states: set[str]  # those names of sizes that one cycle leaves for the next
+    rules: dict[str, dict]  # what was asked for single states
     others_bytes: int  # the most that everything else took
     kept_bytes: int  # the most that everything takes when nothing leaves memory
 
@@ -97,8 +99,9 @@ class Recorder:
             self.dead[key] = len(self.events) - 1
             self.saved_bytes -= self.sizes[key]
 
-    def finish(self, states: dict[str, int]) -> Order:
-        """The cycle is over. states: bytes by name of what the optimizer keeps; events of others go."""
+    def finish(self, states: dict[str, int], rules: dict[str, dict]) -> Order:
+        """The cycle is over. states: bytes by name of what cycles leave to each other (events of other
+        names go); rules: what was asked for some of them."""
         self.end_segment()
         # A key that outlives its cycle, or that nobody came for, would only be in the plan's way.
         aside = {key for key in self.sizes
@@ -109,7 +112,7 @@ class Recorder:
                 self.events[self.dead[key]].holds.add(key)
         left_out = aside | copied
         order = Order([], [], {**{k: v for k, v in self.sizes.items() if k not in aside}, **states},
-                      {}, aside, copied, self.others_bytes,
+                      {}, aside, copied, set(states), rules, self.others_bytes,
                       self.kept_bytes + sum(states.values()))
         for event in self.events:
             gone = event.key in aside or (event.name.startswith("state:")

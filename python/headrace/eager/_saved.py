@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterable
 
 import torch
 
@@ -38,6 +38,13 @@ class Saved:
         self.live: weakref.ref[torch.UntypedStorage] | None = None
         self.unpacks = 0
 
+    def read(self, address: int, nbytes: int) -> None:
+        """Copies its bytes from where they are."""
+        if self.spilled is not None:
+            self.session.spill.get(self.spilled, address, nbytes)
+        else:
+            self.moved.read(self.key, address, nbytes)
+
     def __del__(self) -> None:
         self.session.forget(self)
 
@@ -55,7 +62,16 @@ def ordinary_storage(nbytes: int, released: Any = None) -> tuple[torch.UntypedSt
     return storage, weakref.ref(storage, freed)
 
 
-def moves(tensor: torch.Tensor, resident: set[int]) -> bool:
+Residents = dict[int, "weakref.ref[torch.UntypedStorage]"]
+
+
+def residents(tensors: Iterable[torch.Tensor]) -> Residents:
+    """Their storages. Weak: an address alone may soon be another storage's."""
+    storages = [t.untyped_storage() for t in tensors]
+    return {s._cdata: weakref.ref(s) for s in storages}
+
+
+def moves(tensor: torch.Tensor, resident: Residents) -> bool:
     """Whether this saved tensor is one that leaves memory. resident: storages that stay anyway."""
     if (type(tensor) not in _PLAIN or tensor.device.type != "cpu"
             or tensor.layout is not torch.strided or tensor.is_quantized
@@ -63,13 +79,18 @@ def moves(tensor: torch.Tensor, resident: set[int]) -> bool:
             or torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
         return False
     storage = tensor.untyped_storage()
-    return storage.nbytes() >= SMALLEST_BYTES and storage._cdata not in resident
+    if storage.nbytes() < SMALLEST_BYTES:
+        return False
+    known = resident.get(storage._cdata)
+    return known is None or known() is not storage
+
+
+CHANGED = ("one of the variables needed for gradient computation has been modified by an inplace "
+           "operation")
 
 
 def check_version(tensor: torch.Tensor, version: int) -> None:
     """What autograd does for tensors without hooks: those that changed meanwhile are refused."""
     if tensor._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
-            f"expected version {version} instead.")
+        raise RuntimeError(f"{CHANGED}: [{tensor.type()} {list(tensor.shape)}] is at version "
+                           f"{tensor._version}; expected version {version} instead.")

@@ -26,7 +26,9 @@ from headrace._moved import Deviation, MovedTensors
 from headrace._report import note
 from headrace.eager._plans import Plans, Settings
 from headrace.eager._recording import Recorder
-from headrace.eager._saved import Saved, check_version, moves, ordinary_storage
+from headrace.eager._remotes import Remote, Remotes
+from headrace.eager._saved import (CHANGED, Residents, Saved, check_version, moves,
+                                   ordinary_storage, residents)
 from headrace.eager._stats import Stats
 from headrace.eager._states import Chunk, States
 
@@ -59,14 +61,17 @@ class Session:
         self._packed = 0  # storages of this cycle so far
         self._known: dict[int, tuple] = {}  # by storage: (weak storage, version, weak Saved)
         self._alive: dict[str, weakref.ref[Saved]] = {}  # by key, of this cycle
-        self._resident: set[int] = set()
+        self._resident: Residents = {}
+        self.hooked = False  # autograd's hooks are on
         self.states = States(self, optimizer)
+        self.remotes = Remotes(self, model)
 
     def end(self) -> None:
         """Everything as before fit(): state in memory, nothing moves any more."""
         with self.lock:
             self.deviate("released")
             self.states.uninstall()
+            self.remotes.end()
             self._stop_engine()
             self.mode, self.recorder = Mode.OFF, None
 
@@ -82,8 +87,7 @@ class Session:
             if self.mode is Mode.OFF:
                 return False
             model = self.model()
-            self._resident = {t.untyped_storage()._cdata
-                              for t in (*model.parameters(), *model.buffers())}
+            self._resident = residents((*model.parameters(), *model.buffers()))
             return True
 
     def _anything_alive(self) -> bool:
@@ -98,7 +102,8 @@ class Session:
         self._packed = 0
         self._alive.clear()
         self._known.clear()
-        chosen = self.plans.choose(signature, self.states.layout())
+        self.remotes.begin_cycle()
+        chosen = self.plans.choose(signature, self._lasting())
         if chosen is None:
             self._stop_engine()
             self.mode, self.recorder = Mode.RECORDING, Recorder()
@@ -110,6 +115,9 @@ class Session:
             self._start_engine(chosen)
             self.moved.begin()
             self.mode = Mode.FOLLOWING
+
+    def _lasting(self) -> dict[str, int]:
+        return {**self.states.layout(), **self.remotes.layout()}
 
     def _grad_bytes(self) -> int:
         return sum(p.grad.nbytes for p in self.model().parameters() if p.grad is not None)
@@ -125,12 +133,14 @@ class Session:
         note(chosen.plan, self.moved.engine)
         self.stats.engine_started(self.moved)
         self.states.into_engine(self.moved)
+        self.remotes.into_engine(self.moved)
 
     def _stop_engine(self) -> None:
         """Between cycles: what is still wanted of the engine's goes to the spill."""
         if self.moved is None:
             return
         self.states.out_of_engine(self.moved)
+        self.remotes.out_of_engine(self.moved)
         self.stats.engine_stopped(self.moved)
         self.moved, self.plans.current = None, None
 
@@ -148,8 +158,9 @@ class Session:
                 except Deviation as why:
                     self._deviate(why)
             if self.mode is Mode.RECORDING:
-                layout = self.states.layout()
-                self.plans.add(self.signature, self.recorder.finish(layout), layout)
+                lasting = self._lasting()
+                order = self.recorder.finish(lasting, self.remotes.rules())
+                self.plans.add(self.signature, order, lasting)
                 self.stats.recorded += 1
             elif self.mode is Mode.DEVIATED:
                 self.plans.distrust()
@@ -206,18 +217,61 @@ class Session:
                 self.recorder.begin_segment()
             return image, in_engine
 
-    def close_state(self, chunk: Chunk, opened: tuple) -> None:
+    def close_state(self, chunk: Chunk, image: torch.UntypedStorage | None,
+                    in_engine: bool) -> None:
         with self.lock:
             if self.recorder is not None:
                 self.recorder.end_segment()
-            self.states.detach(chunk, *opened)
+            self.states.detach(chunk, image, in_engine)
             if self.recorder is not None:
                 self.recorder.begin_segment()
+
+    # Remote parameters.
+
+    def fetch(self, remote: Remote) -> torch.UntypedStorage:
+        """A remote parameter is used: where its bytes are in memory until nobody has them any more."""
+        with self.lock:
+            storage = remote.live() if remote.live is not None else None
+            if storage is None:
+                storage = self._fetch(remote, remote.name, remote.fetches)
+                remote.fetches += 1
+            return storage
+
+    def keep(self, remote: Remote) -> None:
+        """The optimizer has changed its values, which are ordinary memory now."""
+        with self.lock:
+            values = remote.parameter().detach()
+            remote.stamp += 1
+            if self.mode is Mode.FOLLOWING and remote.moved is self.moved:
+                try:
+                    self._check_dead()
+                    state = self.moved.state(remote.name)
+                    _core.copy_in(state.data_ptr(), values.data_ptr(), remote.nbytes)
+                    return
+                except Deviation as why:
+                    self._deviate(why)
+            if self.recorder is not None:
+                self.recorder.event(f"state:{remote.name}", remote.name)
+            remote.put(values.data_ptr(), remote.nbytes)
+            if self.recorder is not None:
+                self.recorder.begin_segment()
+
+    def replace(self, remote: Remote, values: torch.Tensor) -> None:
+        """Somebody has loaded other values; no cycle runs, or it has deviated."""
+        remote.stamp += 1
+        if remote.home == "engine" and not remote.moved.deviated:
+            remote.moved.write_state(remote.name, values.data_ptr(), remote.nbytes)
+        else:
+            remote.put(values.data_ptr(), remote.nbytes)
 
     # Saved tensors.
 
     def pack(self, tensor: torch.Tensor) -> tuple:
         """Autograd saves `tensor`: what it keeps instead."""
+        remote = self.remotes.find(tensor) if self.remotes.of else None
+        if remote is not None:
+            return ((remote, remote.stamp), tensor.dtype, tensor.size(), tensor.stride(),
+                    tensor.storage_offset())
         if not moves(tensor, self._resident):
             return None, tensor.detach(), tensor._version
         with self.lock:
@@ -266,53 +320,59 @@ class Session:
             check_version(packed[1], packed[2])
             return packed[1]
         saved, dtype, size, stride, offset = packed
-        with self.lock:
-            storage = saved.live() if saved.live is not None else None
-            if storage is None:
-                storage = self._get(saved)
+        if type(saved) is tuple:
+            remote, stamp = saved
+            if remote.stamp != stamp:
+                raise RuntimeError(f"{CHANGED}: a remote parameter of shape {list(remote.size)}")
+            storage = self.fetch(remote)
+        else:
+            with self.lock:
+                storage = saved.live() if saved.live is not None else None
+                if storage is None:
+                    storage = self._fetch(saved, saved.key, saved.unpacks)
+                    saved.unpacks += 1
         return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
 
-    def _get(self, saved: Saved) -> torch.UntypedStorage:
-        n, saved.unpacks = saved.unpacks, saved.unpacks + 1
-        if (self.mode is Mode.FOLLOWING and saved.moved is self.moved
-                and saved.cycle == self.cycle):
+    def _fetch(self, what: Saved | Remote, key: str, n: int) -> torch.UntypedStorage:
+        """Bytes that come into memory: in the arena, or as a copy."""
+        if self._in_turn(what):
             try:
                 self._check_dead()
-                storage = self.moved.storage(saved.key, n)
-                if saved.key not in self.plans.current.order.copied:
-                    saved.live = weakref.ref(storage)
-                    return storage
-                return self._copied(saved, storage.data_ptr())
+                storage = self.moved.storage(key, n)
+                if key in self.plans.current.order.copied:
+                    return self._copied(what, key, storage.data_ptr(), None)
+                what.live = weakref.ref(storage)
+                return storage
             except Deviation as why:
                 self._deviate(why)
-        recorder = self.recorder if saved.cycle == self.cycle else None
+        # Of an earlier cycle: nothing that a plan could know.
+        recorder = self.recorder if type(what) is Remote or what.cycle == self.cycle else None
         if recorder is not None:
-            recorder.event(f"unpack:{saved.key}:{n}", saved.key)
-        storage = self._copied(saved, None)
+            recorder.event(f"unpack:{key}:{n}", key)
+        storage = self._copied(what, key, None, recorder)
         if recorder is not None:
-            recorder.lend(saved.key, saved.nbytes)
+            recorder.lend(key, what.nbytes)
             recorder.begin_segment()
         return storage
 
-    def _copied(self, saved: Saved, address: int | None) -> torch.UntypedStorage:
-        """Its bytes in ordinary memory, from `address` or from where they are."""
-        recorder, key = self.recorder, saved.key
+    def _in_turn(self, what: Saved | Remote) -> bool:
+        return (self.mode is Mode.FOLLOWING and self.in_cycle and what.moved is self.moved
+                and (type(what) is Remote or what.cycle == self.cycle))
 
+    def _copied(self, what: Saved | Remote, key: str, address: int | None,
+                recorder: Recorder | None) -> torch.UntypedStorage:
+        """Bytes in ordinary memory, from `address` or from where they are."""
         def released(give_back: Any) -> None:
-            if recorder is None or self.recorder is not recorder:
-                return
-            recorder.release(key)
-            give_back()
-            recorder.begin_segment()
+            if recorder is not None and self.recorder is recorder:
+                recorder.release(key)
+                give_back()
+                recorder.begin_segment()
 
-        storage, saved.live = ordinary_storage(saved.nbytes, released)
-        to = storage.data_ptr()
-        if address is not None:
-            _core.copy_in(to, address, saved.nbytes)
-        elif saved.spilled is not None:
-            self.spill.get(saved.spilled, to, saved.nbytes)
+        storage, what.live = ordinary_storage(what.nbytes, released)
+        if address is None:
+            what.read(storage.data_ptr(), what.nbytes)
         else:
-            saved.moved.read(saved.key, to, saved.nbytes)
+            _core.copy_in(storage.data_ptr(), address, what.nbytes)
         return storage
 
     def forget(self, saved: Saved) -> None:

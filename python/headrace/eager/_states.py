@@ -173,13 +173,15 @@ class States:
         everyone = [group["params"] for group in optimizer.param_groups]
         for g, group in enumerate(optimizer.param_groups):
             group["params"] = [p for owner, p in chunk.parameters if owner == g]
-        image = self.session.open_state(chunk)
+        remotes = self.session.remotes.open([p for _, p in chunk.parameters])
+        opened = [self.session.open_state(chunk)]
         try:
             raw(*args, **kwargs)
         finally:
             for group, parameters in zip(optimizer.param_groups, everyone):
                 group["params"] = parameters
-            self.session.close_state(chunk, image)
+            self.session.close_state(chunk, *opened.pop())  # nobody may have it after that
+            self.session.remotes.close(remotes)
 
     def _renew(self, optimizer: Optimizer) -> None:
         """Chunks anew when groups have got or lost parameters."""
