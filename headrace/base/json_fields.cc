@@ -138,6 +138,25 @@ Status JsonFields::texts(const char* key, std::vector<std::string>* out) const {
   return {};
 }
 
+Json parse_once(std::string_view text, std::string* repeated) {
+  std::vector<std::vector<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.empty()) {
+      const std::string& name = value.get_ref<const std::string&>();
+      std::vector<std::string>& seen = keys.back();
+      if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
+        if (repeated->empty()) *repeated = name.empty() ? "(empty)" : name;
+      } else if (seen.size() < 256) {  // more than any object of ours may have
+        seen.push_back(name);
+      }
+    }
+    return true;
+  };
+  return Json::parse(text, watch, /*allow_exceptions=*/false);
+}
+
 Json json_number(double value) {
   if (std::abs(value) < kExact && value == std::floor(value)) return static_cast<int64_t>(value);
   return value;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "headrace/base/status.h"
@@ -49,6 +50,11 @@ class JsonFields {
   const char* kind_ = nullptr;
   size_t number_ = 0;
 };
+
+// The document that `text` is; discarded when it is no JSON: see json_error(). nlohmann's parser keeps
+// the last of two members of one name, and which of them is meant is not for us to guess: `repeated`
+// becomes the name of the first that is there twice in one object.
+nlohmann::json parse_once(std::string_view text, std::string* repeated);
 
 // JSON as whole numbers where that is exact: 12 and not 12.0.
 nlohmann::json json_number(double value);

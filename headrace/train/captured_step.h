@@ -22,28 +22,31 @@
 //               "remote_memory": {"max_size": 134217728, "prefetch_priority": 80}}
 //              For the ops, shape [n] is f32 [1, n] (norms, biases), and [r, c] is [r, c] of the
 //              compute type c: f32, or bf16 where the precision says so. remote_memory is as in a
-//              workload: PlacementRule::remote, max_size in bytes (0: all of it).
+//              workload: PlacementRule::remote, max_size in bytes of all tiles together (0: all).
 //   constant   {"name": "inv_freq", "values": [1, 0.1, ...]}: f32 [1, n]
-//   input      {"name": "images", "shape": [64, 3072], "dtype": "f32"}: written before a step, by
-//              write_input(); "dtype" is f32 or the compute type (default: f32)
-//   micro-batch {"ops": [...]}: the forward pass of one; the step is over all of them together.
-//              Names of its values are its own; two micro-batches may use the same ones.
+//   input      {"name": "images", "shape": [64, 3072], "dtype": "f32", "count": 1}: written before
+//              every step, by write_input(); dtype f32 (default) or bf16. With count = N there are
+//              N of them, one for each repetition of the micro-batch that reads it.
+//   micro-batch {"ops": [...], "repeat": 1}: the forward pass of one; the step is over all of them
+//              together. Names of its values are its own; two micro-batches may use the same ones,
+//              but not "loss", "clip" or a parameter's. With repeat = N it is there N times, on the
+//              next rows each time: attr row_begin of hr.embed, hr.dropout, hr.loss, and of any
+//              other op that gives it, is what is given + repetition x rows of its first output.
 //   op         {"op": "hr.linear",               one of ir/train_ops.h that has a gradient
 //               "name": "layers.0.qkv",          for people and messages; unique in a micro-batch
 //               "in": ["norm1", "model.layers.0.self_attn.q_proj.weight", ...],   in the table's
 //                                                order: values, parameters, constants, inputs
-//               "out": [{"name": "qkv", "shape": [512, 768]}],    "dtype": default compute type
-//               "attrs": {"weights": 3, "scale": 1}}   names as in ir/graph.cc: row_begin, sequence,
-//                                                positions, weights, bias, scale, col_begin, act,
-//                                                eps, heads, kv_heads, head_dim, rope_half_split,
-//                                                probability, stream, ...; absent is 0
+//               "out": [{"name": "qkv", "shape": [512, 768]}],  "dtype": f32, bf16 (default: c)
+//               "attrs": {"weights": 3, "scale": 1}}   those of the op's row in ir/train_ops.h, by
+//                                                their names there; what is absent is 0 unless the
+//                                                row says otherwise
 //
 // What must hold, beside what verify_train_op() says of every op
 //   - Values are read after they are written, each is written once.
 //   - Each micro-batch has one hr.loss, its last op, without attr grad; its one output is f32
 //     [rows, 1]. The step's loss is what hr.mean_loss makes of all of them.
-//   - A parameter that is nothing but a table of hr.embed (not its positions) or hr.loss is cut into
-//     tiles of kTableTile bytes; name it once, all tiles are put in its place.
+//   - A parameter that is nothing but a table of hr.embed (not its positions) or hr.loss (without
+//     bias) is cut into tiles of kTableTile bytes; name it once, all tiles are put in its place.
 //   - attr stream of hr.dropout: a number below 2^29 for each place in the model, the same in every
 //     micro-batch, since the generator counts rows of the step.
 //   - As fast as build_train_step()'s: q, k and v are one hr.linear with weights = 3 (LoRA's are
@@ -85,6 +88,7 @@
 #include <string_view>
 #include <vector>
 
+#include "headrace/train/captured_state.h"
 #include "headrace/train/engine.h"
 #include "headrace/train/train_plan.h"
 
@@ -93,19 +97,13 @@ namespace headrace {
 struct CapturedOptions {
   Bytes memory_bytes = 0;    // the budget
   Bytes baseline_bytes = 0;  // resident bytes of the process that it does not count
-  std::string folder;        // for scratch: on a disk that O_DIRECT knows
+  std::string folder;        // for scratch, on a disk
+  std::vector<StateTier> tiers;  // instead of the folder: see TrainOptions
   int threads = 1;
   Machine machine;           // tiers[1]: the folder's disk
   bool profile = true;       // measure ops here first; false: predict them
   bool paranoid = false;
   Bytes arena_bytes = 0;     // tests: see TrainOptions
-};
-
-// What of a parameter read() and write() are about.
-enum class ParameterState : uint8_t {
-  kValue,   // of the parameter's dtype
-  kFirst,   // f32: AdamW's exp_avg, SGD's momentum buffer
-  kSecond,  // f32: AdamW's exp_avg_sq
 };
 
 // What a step is given beside its inputs.
@@ -126,8 +124,8 @@ struct CapturedResult {
 class CapturedStep {
  public:
   // Reads, checks and plans; no engine yet, nothing is allocated that stays but the plan. kBadFile:
-  // JSON that is not as above, with the place and the reason; kUnsupported: an op without a gradient;
-  // kUsage; kDoesNotFit with the shortfall.
+  // JSON that is not as above, with the place and the reason; kUnsupported: an op without a
+  // gradient; kUsage; kDoesNotFit with the shortfall.
   static Result<std::unique_ptr<CapturedStep>> plan(std::string_view forward_json,
                                                     std::string_view optimizer_json,
                                                     const CapturedOptions& options);
@@ -137,7 +135,7 @@ class CapturedStep {
   // The table before step 1, at most 100 columns.
   std::string plan_text(bool color = false) const;
 
-  // Memory, scratch file, threads; all state is zero. Once, before everything below. kIo, kDoesNotFit.
+  // Memory, scratch file, threads; all state is zero. Once, before what follows. kIo, kDoesNotFit.
   Status start();
 
   // Bytes of the state of a parameter (a name or an alias); 0 when it has no such state. kUsage: no
@@ -149,8 +147,9 @@ class CapturedStep {
   Status write(std::string_view name, ParameterState state, Bytes begin,
                std::span<const std::byte> bytes);
   Status read(std::string_view name, ParameterState state, Bytes begin, std::span<std::byte> out);
-  // An input of the next step, all of it. kUsage: no such input, or not its size.
-  Status write_input(std::string_view name, std::span<const std::byte> bytes);
+  // An input of the next step, all of it; with a count, that of repetition `i`. kUsage: no such
+  // input, or not its size.
+  Status write_input(std::string_view name, int64_t i, std::span<const std::byte> bytes);
 
   // Optimizer steps done (AdamW's bias correction counts them).
   int64_t done() const;
@@ -162,6 +161,7 @@ class CapturedStep {
 
   // Of the last step.
   const Trace& trace() const;
+  // Precondition: started.
   TrainEngine& engine();
 
  private:

@@ -17,22 +17,26 @@ const char* name_of(MicroOrder order) {
   return order == MicroOrder::kBatchMajor ? "batch-major" : "layer-major";
 }
 
-ForwardBuilder::ForwardBuilder(const StepModel& model, const StepShape& shape,
-                               std::vector<Parameter>* parameters, Graph* graph)
-    : m_(model), shape_(shape), g_(*graph) {
+void add_parameters(std::vector<Parameter>* parameters, Graph* graph) {
   for (Parameter& p : *parameters) {
     Tensor t;
     t.name = p.tensor;
     t.dtype = p.dtype;
-    t.role = p.trainable ? Role::kState : Role::kWeight;
+    t.role = p.frozen.valid() ? Role::kWeight : Role::kState;
     t.rows = p.row_count;
     t.cols = p.cols;
     t.bytes = t.rows * row_bytes(t.dtype, t.cols);
     t.data_class = DataClass::kWeight;
-    if (!p.trainable) t.source = p.frozen;
-    p.param = g_.add(std::move(t));
-    tiles_[p.name].push_back(p.param);
+    t.source = p.frozen;
+    p.param = graph->add(std::move(t));
   }
+}
+
+ForwardBuilder::ForwardBuilder(const StepModel& model, const StepShape& shape,
+                               std::vector<Parameter>* parameters, Graph* graph)
+    : m_(model), shape_(shape), g_(*graph) {
+  add_parameters(parameters, &g_);
+  for (const Parameter& p : *parameters) tiles_[p.name].push_back(p.param);
   if (!m_.gpt2()) {
     Tensor t;
     t.name = "inv_freq";
@@ -67,19 +71,10 @@ void ForwardBuilder::add(int64_t stage, int64_t micro) {
   }
 }
 
-TensorId ForwardBuilder::add_mean_loss() {
+std::vector<TensorId> ForwardBuilder::losses() const {
   std::vector<TensorId> losses;
   for (const Micro& micro : micros_) losses.push_back(micro.loss);
-  Tensor t;
-  t.name = "loss";
-  t.role = Role::kOutput;
-  t.cols = 1;
-  t.bytes = 4;
-  t.data_class = DataClass::kOther;
-  const TensorId mean = g_.add(std::move(t));
-  at_ = &micros_[0];
-  op("hr.mean_loss", "loss", losses, {mean}).name = "loss";
-  return mean;
+  return losses;
 }
 
 // ---- stages -----------------------------------------------------------------------------------

@@ -31,6 +31,10 @@ struct StepShape {
   MicroOrder order = MicroOrder::kBatchMajor;
 };
 
+// Adds the tensor of each tile to the graph and sets its `param`: kWeight where it has a place in a
+// file, else kState.
+void add_parameters(std::vector<Parameter>* parameters, Graph* graph);
+
 class ForwardBuilder {
  public:
   // Adds the parameters to the graph and sets `param` of each. All borrowed. Precondition: the
@@ -41,8 +45,8 @@ class ForwardBuilder {
   int64_t stages() const { return m_.layers + 2; }
   // Appends the ops of one stage of micro-batch `micro`.
   void add(int64_t stage, int64_t micro);
-  // Appends hr.mean_loss over all micro-batches; its output, called "loss".
-  TensorId add_mean_loss();
+  // Of the micro-batches that have all their stages: their losses, [rows, 1] each.
+  std::vector<TensorId> losses() const;
 
  private:
   struct Micro {

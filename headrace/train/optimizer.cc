@@ -8,10 +8,11 @@ namespace {
 
 class OptimizerBuilder {
  public:
-  OptimizerBuilder(const OptimizerConfig& config, Precision precision, TensorId guard,
+  OptimizerBuilder(const StepRule& rule, Precision precision, TensorId guard,
                    std::vector<Parameter>* parameters, Graph* graph)
-      : c_(config), precision_(precision), clipped_(config.clip_norm > 0 || precision == Precision::kF16),
-        guard_(guard), parameters_(*parameters), g_(*graph) {}
+      : rule_(rule), precision_(precision),
+        clipped_(rule.clip_norm > 0 || precision == Precision::kF16), guard_(guard),
+        parameters_(*parameters), g_(*graph) {}
 
   TensorId run() {
     find_last_touches();
@@ -38,7 +39,7 @@ class OptimizerBuilder {
       if (sums_.contains(p.gradient)) sums.push_back(sums_.at(p.gradient));
     }
     add_factor("hr.clip", std::move(sums));
-    g_.ops.back().attrs[Attr::kMaxNorm] = c_.clip_norm;
+    g_.ops.back().attrs[Attr::kMaxNorm] = rule_.clip_norm;
     for (size_t i = ops; i-- > 0;) {
       for (auto p = final_at_[i].rbegin(); p != final_at_[i].rend(); ++p) add_step(*p);
     }
@@ -118,12 +119,13 @@ class OptimizerBuilder {
 
   void add_step(size_t number) {
     Parameter& p = parameters_[number];
-    const bool adam = c_.kind == "adamw";
-    p.group = group_of(c_, p.name);
-    p.weight_decay = weight_decay_of(c_, p);
+    const bool adam = rule_.adamw;
+    const StepNumbers n = rule_.numbers(p);
+    p.group = n.group;
+    p.weight_decay = n.weight_decay;
     const bool masters = precision_ == Precision::kBf16 || precision_ == Precision::kF16;
     if (masters && p.dtype != DType::kF32) p.master = state(p, ".master");
-    if (adam || c_.momentum > 0) p.m = state(p, ".m");
+    if (adam || n.momentum > 0) p.m = state(p, ".m");
     if (adam) p.v = state(p, ".v");
 
     Op op = kernel(adam ? "hr.adamw" : "hr.sgd", p.tensor + ".step");
@@ -134,9 +136,9 @@ class OptimizerBuilder {
     if (p.v.valid()) op.updates.push_back(p.v);
     if (p.master.valid()) op.updates.push_back(p.param);
     if (adam) {
-      op.attrs = {{Attr::kBeta1, c_.beta1}, {Attr::kBeta2, c_.beta2}, {Attr::kEps, c_.eps}};
+      op.attrs = {{Attr::kBeta1, n.beta1}, {Attr::kBeta2, n.beta2}, {Attr::kEps, n.eps}};
     } else {
-      op.attrs = {{Attr::kMomentum, c_.momentum}};
+      op.attrs = {{Attr::kMomentum, n.momentum}};
     }
     op.attrs[Attr::kWeightDecay] = p.weight_decay;
     op.attrs[Attr::kGroup] = static_cast<double>(p.group);
@@ -145,7 +147,7 @@ class OptimizerBuilder {
     g_.ops.push_back(std::move(op));
   }
 
-  const OptimizerConfig& c_;
+  const StepRule& rule_;
   const Precision precision_;
   const bool clipped_;
   const TensorId guard_;
@@ -179,6 +181,11 @@ double weight_decay_of(const OptimizerConfig& config, const Parameter& parameter
   return parameter.kind == ParameterKind::kVector ? 0 : config.weight_decay;
 }
 
+TensorId add_optimizer(const StepRule& rule, Precision precision, TensorId guard,
+                       std::vector<Parameter>* parameters, Graph* graph) {
+  return OptimizerBuilder(rule, precision, guard, parameters, graph).run();
+}
+
 Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precision, TensorId guard,
                                std::vector<Parameter>* parameters, Graph* graph) {
   if (config.kind != "adamw" && config.kind != "sgd") {
@@ -196,7 +203,18 @@ Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precisio
     return error(Code::kUsage, "optimizer: weight_decay of group '%s' is %g", group.match.c_str(),
                  group.weight_decay);
   }
-  return OptimizerBuilder(config, precision, guard, parameters, graph).run();
+  StepRule rule;
+  rule.adamw = config.kind == "adamw";
+  rule.clip_norm = config.clip_norm;
+  rule.numbers = [&](const Parameter& p) {
+    return StepNumbers{.group = group_of(config, p.name),
+                       .weight_decay = weight_decay_of(config, p),
+                       .beta1 = config.beta1,
+                       .beta2 = config.beta2,
+                       .eps = config.eps,
+                       .momentum = config.momentum};
+  };
+  return add_optimizer(rule, precision, guard, parameters, graph);
 }
 
 }  // namespace headrace

@@ -7,6 +7,7 @@
 // gradient is the likeliest to be on the device still.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "headrace/train/step_model.h"
@@ -23,13 +24,30 @@ int64_t group_of(const OptimizerConfig& config, const std::string& name);
 // vectors.
 double weight_decay_of(const OptimizerConfig& config, const Parameter& parameter);
 
+// What one parameter is stepped with: see hr.adamw and hr.sgd.
+struct StepNumbers {
+  int64_t group = 0;
+  double weight_decay = 0;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // AdamW
+  double momentum = 0;                            // SGD
+};
+struct StepRule {
+  bool adamw = true;     // else SGD
+  double clip_norm = 0;  // 0: no clipping
+  std::function<StepNumbers(const Parameter&)> numbers;
+};
+
 // Adds state tensors and ops for every parameter that has a gradient, and sets group, weight_decay,
 // master, m and v. Returns the [1, 2] output of the step called "clip", what gradients are
 // multiplied by: of hr.clip when config.clip_norm > 0 or the precision is f16, whose gradients
 // overflow where losses do not; else, when `guard` is valid, of hr.guard, which stands right after
 // the op that writes `guard`, the mean loss (all steps of parameters come later, then); invalid
 // otherwise.
-// kUsage: an optimizer of another kind, or numbers that verify() would refuse.
+// Precondition: verify() will not refuse the numbers.
+TensorId add_optimizer(const StepRule& rule, Precision precision, TensorId guard,
+                       std::vector<Parameter>* parameters, Graph* graph);
+// The same with the config's numbers. kUsage: an optimizer of another kind, or numbers that
+// verify() would refuse.
 Result<TensorId> add_optimizer(const OptimizerConfig& config, Precision precision, TensorId guard,
                                std::vector<Parameter>* parameters, Graph* graph);
 

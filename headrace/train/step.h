@@ -42,6 +42,9 @@ Result<TrainStep> build_train_step(const StepModel& model, const StepShape& shap
 Result<TrainStep> build_eval_step(const StepModel& model, const StepShape& shape,
                                   const StepOptions& options);
 
+// What is left when all ops are there: costs and workspaces, rules for the outputs, verify().
+Status finish_step(const StepOptions& options, TrainStep* step);
+
 // Rules that allow `codec` for the forward activations that wait for their backward use.
 std::vector<PlacementRule> activation_rules(const TrainStep& step, Codec codec);
 

@@ -88,17 +88,8 @@ class Lister {
     p.cols = cols;
     p.dtype = kind == ParameterKind::kVector ? DType::kF32 : m_.compute_dtype();
     p.trainable = trainable(name, kind);
-    // A tile's gradient is f32 whatever the table is: tiles are those of f32 in every precision.
-    const int64_t most = kind == ParameterKind::kTable
-                             ? std::max<int64_t>(1, m_.table_tile / row_bytes(DType::kF32, cols))
-                             : rows;
-    const int64_t tiles = (rows + most - 1) / most;
-    for (int64_t i = 0; i < tiles; ++i) {
-      p.tensor = tiles > 1 ? name + text_of(":%lld", static_cast<long long>(i)) : name;
-      p.row_begin = i * most;
-      p.row_count = std::min(most, rows - p.row_begin);
-      out_.push_back(p);
-    }
+    const bool table = kind == ParameterKind::kTable;
+    add_tiles(p, table ? m_.table_tile : rows * row_bytes(DType::kF32, cols), &out_);
   }
 
   void place_frozen() {
@@ -202,6 +193,17 @@ Status check(const StepModel& m) {
   }
   HR_TRY(m.gpt2() ? check_gpt2(m) : check_llama(m));
   return check_lora(m);
+}
+
+void add_tiles(Parameter p, Bytes most_bytes, std::vector<Parameter>* out) {
+  const int64_t most = std::max<int64_t>(1, most_bytes / row_bytes(DType::kF32, p.cols));
+  const int64_t tiles = ceil_div(p.rows, most);
+  for (int64_t i = 0; i < tiles; ++i) {
+    p.tensor = tiles > 1 ? p.name + text_of(":%lld", static_cast<long long>(i)) : p.name;
+    p.row_begin = i * most;
+    p.row_count = std::min(most, p.rows - p.row_begin);
+    out->push_back(p);
+  }
 }
 
 std::vector<Parameter> parameters_of(const StepModel& model) { return Lister(model).run(); }

@@ -45,27 +45,6 @@ Status read_choice(const JsonFields& f, const char* key, const std::array<const 
   return f.bad(key, ("is '" + printable(*out) + "', not one of " + known).c_str());
 }
 
-// nlohmann's parser keeps the last of two members of one name; which of them is meant is not for
-// us to guess. `repeated` becomes the name of the first that is there twice.
-Parsed parse_once(std::string_view text, std::string* repeated) {
-  std::vector<std::vector<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int, Parsed::parse_event_t event, Parsed& value) {
-    if (event == Parsed::parse_event_t::object_start) keys.emplace_back();
-    if (event == Parsed::parse_event_t::object_end && !keys.empty()) keys.pop_back();
-    if (event == Parsed::parse_event_t::key && !keys.empty()) {
-      const std::string& name = value.get_ref<const std::string&>();
-      std::vector<std::string>& seen = keys.back();
-      if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
-        if (repeated->empty()) *repeated = name.empty() ? "(empty)" : name;
-      } else if (seen.size() < 256) {  // more than any object of ours may have
-        seen.push_back(name);
-      }
-    }
-    return true;
-  };
-  return Parsed::parse(text, watch, /*allow_exceptions=*/false);
-}
-
 struct Count {
   const char* name;
   int64_t TrainModelConfig::*member;

@@ -10,6 +10,7 @@
 #include "headrace/report/step_report.h"
 #include "headrace/report/text_style.h"
 #include "headrace/session/session_plan.h"
+#include "headrace/session/workload_plan.h"
 #include "headrace/tier/checksum_tier.h"
 #include "headrace/train/checkpoint.h"
 #include "headrace/train/profile.h"
@@ -29,24 +30,49 @@ constexpr Bytes kProcessUnit = kMiB;
 // Planned in seconds; more accumulation than that has no use on a machine of this size.
 constexpr size_t kMostOps = 20'000;
 
+// A group that no parameter is in was meant for another model, or is a typing error.
+Status check_groups(const TrainConfig& config, const std::vector<Parameter>& parameters) {
+  const auto& groups = config.optimizer.groups;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto in_group = [&](const Parameter& p) {
+      return p.name.find(groups[i].match) != std::string::npos;
+    };
+    if (std::any_of(parameters.begin(), parameters.end(), in_group)) continue;
+    return error(Code::kUsage,
+                 "optimizer: group %zu: no parameter of the model has '%s' in its name (one is "
+                 "'%s')",
+                 i, groups[i].match.c_str(), parameters.front().name.c_str());
+  }
+  return {};
+}
+
 class Planner {
  public:
-  Planner(const TrainOptions& options, const StepModel& model) : model_(model) {
+  Planner(const TrainOptions& options, std::vector<std::shared_ptr<TrainStep>> steps)
+      : steps_(std::move(steps)) {
     plan_.options = options;
     plan_.ledger = BudgetLedger(options.memory_bytes);
-    process_ = process_memory().rss;
+    process_ = grown();
   }
 
   Result<TrainPlan> run() {
-    HR_TRY(build());
-    HR_TRY(check_groups());
+    for (const auto& step : steps_) {
+      Graph& g = step->workload.graph;
+      if (g.ops.size() > kMostOps) {
+        return error(Code::kUnsupported,
+                     "a step of %zu ops; at most %zu are planned: choose larger batches and less "
+                     "accumulation",
+                     g.ops.size(), kMostOps);
+      }
+      align_for_disks(&g);
+    }
     HR_TRY(choose_tiers());
     HR_TRY(reserve());
     HR_TRY(measure());
     HR_TRY(plan_all());
     // Planning itself takes memory, of which the allocator keeps some.
     ::malloc_trim(0);
-    if (const Bytes now = process_memory().rss; now > process_) {
+    if (const Bytes now = grown(); now > process_) {
       process_ = now;
       HR_TRY(reserve());
       if (plan_.plan.program.arena_bytes > room()) HR_TRY(plan_all());
@@ -58,58 +84,11 @@ class Planner {
   }
 
  private:
-  StepShape shape(MicroOrder order) const {
-    const TrainConfig& c = plan_.options.config;
-    return {c.batch * c.accumulation, c.sequence, c.accumulation, order};
-  }
-
-  Status build() {
-    const TrainConfig& c = plan_.options.config;
-    StepOptions o;
-    o.threads = plan_.options.threads;
-    o.guard = true;
-    o.recompute = c.recompute;
-    OptimizerConfig optimizer = c.optimizer;
-    // A norm that nothing reaches: all gradients are looked at before anything changes.
-    if (c.on_nan == "skip" && optimizer.clip_norm == 0) optimizer.clip_norm = 1e29;
-    for (MicroOrder order : {MicroOrder::kLayerMajor, MicroOrder::kBatchMajor}) {
-      HR_ASSIGN(TrainStep step, build_train_step(model_, shape(order), optimizer, o));
-      if (step.workload.graph.ops.size() > kMostOps) {
-        return error(Code::kUnsupported,
-                     "a step of %zu ops; at most %zu are planned: choose larger batches and less "
-                     "accumulation",
-                     step.workload.graph.ops.size(), kMostOps);
-      }
-      align(&step.workload.graph);
-      steps_.push_back(std::make_shared<TrainStep>(std::move(step)));
-      if (c.accumulation == 1) break;  // the orders are the same
-    }
-    return {};
-  }
-
-  // A group that no parameter is in was meant for another model, or is a typing error.
-  Status check_groups() const {
-    const auto& groups = plan_.options.config.optimizer.groups;
-    for (size_t i = 0; i < groups.size(); ++i) {
-      const auto in_group = [&](const Parameter& p) {
-        return p.name.find(groups[i].match) != std::string::npos;
-      };
-      const std::vector<Parameter>& all = steps_[0]->parameters;
-      if (std::any_of(all.begin(), all.end(), in_group)) continue;
-      return error(Code::kUsage,
-                   "optimizer: group %zu: no parameter of the model has '%s' in its name (one is "
-                   "'%s')",
-                   i, groups[i].match.c_str(), all.front().name.c_str());
-    }
-    return {};
-  }
-
-  // Disks are written in pages: what is worth moving has whole ones.
-  static void align(Graph* g) {
-    for (Tensor& t : g->tensors) {
-      const bool plain = t.role == Role::kState || t.role == Role::kActivation;
-      if (plain && t.bytes >= kPage / 2) t.alignment = kPage;
-    }
+  // What of the process the budget counts, as it is now.
+  Bytes grown() const {
+    const TrainOptions& o = plan_.options;
+    const Bytes base = o.budget_of == BudgetOf::kGrowth ? o.baseline_bytes : 0;
+    return std::max<Bytes>(0, process_memory().rss - base);
   }
 
   // The device, the file of frozen parameters if there is one, and where state goes.
@@ -146,15 +125,23 @@ class Planner {
     return verify(m);
   }
 
+  const char* process_item() const {
+    return plan_.options.budget_of == BudgetOf::kProcess ? "code, tokenizer, graph"
+                                                         : "graph, and growth so far";
+  }
+
   // What is not the arena. When that alone is too much, a plan in no room says what is missing.
   Status reserve() {
     std::vector<BudgetLedger::Item> items = {
-        {"code, tokenizer, graph", round_up(process_, kProcessUnit)},
+        {process_item(), round_up(process_, kProcessUnit)},
         {"plans, transfers, checkpoints, growth",
          train_overhead(*steps_[0], plan_.options.threads)}};
     if (plan_.options.paranoid) items.push_back({"checksums", checksums()});
-    items.push_back({"page tables", round_up(process_memory().page_tables, kProcessUnit / 4) +
-                                        page_tables_of(plan_.options.memory_bytes)});
+    Bytes tables = page_tables_of(plan_.options.memory_bytes);
+    if (plan_.options.budget_of == BudgetOf::kProcess) {
+      tables += round_up(process_memory().page_tables, kProcessUnit / 4);
+    }
+    items.push_back({"page tables", tables});
     beside_ = 0;
     for (const BudgetLedger::Item& item : items) beside_ += item.bytes;
     plan_.ledger = BudgetLedger(plan_.options.memory_bytes);
@@ -210,14 +197,13 @@ class Planner {
     constexpr size_t kShown = 6;
     const TrainConfig& c = plan_.options.config;
     // What this plan has grown the process by, the next one will.
-    const Bytes grown = round_up(std::max<Bytes>(0, process_memory().rss - process_), kProcessUnit);
-    const Bytes least = budget_around(beside_ + grown + no.needed_bytes);
+    const Bytes more = round_up(std::max<Bytes>(0, grown() - process_), kProcessUnit);
+    const Bytes least = budget_around(beside_ + more + no.needed_bytes);
     std::string text = text_of(
-        "%s are not enough for '%s': it takes at least --memory %lldMiB (%s for the process "
-        "itself, %s for op '%s')\nwhile that op runs, these are in memory together:\n",
+        "%s are not enough for '%s': it takes at least %s (%s for the process itself, %s for op "
+        "'%s')\nwhile that op runs, these are in memory together:\n",
         human_bytes(plan_.options.memory_bytes).c_str(), c.name.c_str(),
-        static_cast<long long>(round_up(least, kMiB) / kMiB),
-        human_bytes(beside_ + grown).c_str(),
+        budget_words(plan_.options, least).c_str(), human_bytes(beside_ + more).c_str(),
         human_bytes(no.needed_bytes).c_str(), graph.at(no.op).name.c_str());
     Bytes others = no.needed_bytes - no.workspace;
     for (size_t i = 0; i < std::min(kShown, no.live.size()); ++i) {
@@ -230,6 +216,10 @@ class Planner {
     };
     line(others, "smaller ones");
     line(no.workspace, "the op's workspace");
+    if (plan_.options.budget_of == BudgetOf::kGrowth) {
+      return Status(Code::kDoesNotFit,
+                    text + "smaller micro-batches or shorter sequences take less");
+    }
     if (c.batch > 1) {
       text += text_of(
           "\"batch\": 1 with \"accumulation\": %lld takes less and has the same losses; ",
@@ -238,7 +228,6 @@ class Planner {
     return Status(Code::kDoesNotFit, text + "a shorter \"sequence\" takes less");
   }
 
-  const StepModel& model_;
   TrainPlan plan_;
   std::vector<std::shared_ptr<TrainStep>> steps_;
   Bytes process_ = 0;
@@ -289,8 +278,36 @@ Bytes train_overhead(const TrainStep& step, int threads) {
          kTransfers + 2 * kCheckpointBlock + g.max_rows * Bytes{2 * sizeof(int32_t)};
 }
 
+Result<TrainPlan> plan_steps(const TrainOptions& options,
+                             std::vector<std::shared_ptr<TrainStep>> steps) {
+  HR_CHECK(!steps.empty(), "there is a step");
+  return Planner(options, std::move(steps)).run();
+}
+
+std::string budget_words(const TrainOptions& options, Bytes bytes) {
+  const auto mib = static_cast<long long>(ceil_div(bytes, kMiB));
+  return options.budget_of == BudgetOf::kProcess ? text_of("--memory %lldMiB", mib)
+                                                 : text_of("memory=\"%lldMiB\"", mib);
+}
+
 Result<TrainPlan> plan_training(const TrainOptions& options, const StepModel& model) {
-  return Planner(options, model).run();
+  const TrainConfig& c = options.config;
+  StepOptions o;
+  o.threads = options.threads;
+  o.guard = true;
+  o.recompute = c.recompute;
+  OptimizerConfig optimizer = c.optimizer;
+  // A norm that nothing reaches: all gradients are looked at before anything changes.
+  if (c.on_nan == "skip" && optimizer.clip_norm == 0) optimizer.clip_norm = 1e29;
+  std::vector<std::shared_ptr<TrainStep>> steps;
+  for (const MicroOrder order : {MicroOrder::kLayerMajor, MicroOrder::kBatchMajor}) {
+    const StepShape shape{c.batch * c.accumulation, c.sequence, c.accumulation, order};
+    HR_ASSIGN(TrainStep step, build_train_step(model, shape, optimizer, o));
+    steps.push_back(std::make_shared<TrainStep>(std::move(step)));
+    if (c.accumulation == 1) break;  // the orders are the same
+  }
+  HR_TRY(check_groups(c, steps[0]->parameters));
+  return plan_steps(options, std::move(steps));
 }
 
 }  // namespace headrace

@@ -23,9 +23,17 @@ struct StateTier {
   Bytes capacity = 0;    // 0: what the disk has free
 };
 
+// What a budget bounds.
+enum class BudgetOf : uint8_t {
+  kProcess,  // resident bytes of the whole process: headrace's own
+  kGrowth,   // what the process grows by, above TrainOptions::baseline_bytes: another's process
+};
+
 struct TrainOptions {
   TrainConfig config;
-  Bytes memory_bytes = 0;  // the budget for the whole process
+  Bytes memory_bytes = 0;  // the budget
+  BudgetOf budget_of = BudgetOf::kProcess;
+  Bytes baseline_bytes = 0;
   int threads = 1;
   Machine machine;         // tiers[1]: the disk that state goes to, where nothing else is said
   std::vector<StateTier> tiers;  // empty: the RUN folder alone
@@ -47,6 +55,15 @@ struct TrainPlan {
 
 // Errors: kUsage and kUnsupported as build_train_step; kDoesNotFit.
 Result<TrainPlan> plan_training(const TrainOptions& options, const StepModel& model);
+
+// The same for steps that are built already and differ in the order of their ops alone; the fastest
+// is taken. Of options.config: name, out, recompute, and for people batch, sequence and precision.
+// kUnsupported: more ops than can be planned; kDoesNotFit.
+Result<TrainPlan> plan_steps(const TrainOptions& options,
+                             std::vector<std::shared_ptr<TrainStep>> steps);
+
+// "--memory 12MiB" or "memory='12MiB'": how a user asks for a budget of so many bytes, rounded up.
+std::string budget_words(const TrainOptions& options, Bytes bytes);
 
 // What plan_step is asked for: `step` on plan.machine in an arena of `arena` bytes. Borrows both.
 StepRequest train_request(const TrainPlan& plan, const std::shared_ptr<const TrainStep>& step,

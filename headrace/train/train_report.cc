@@ -150,8 +150,7 @@ std::string enough_line(const TrainPlan& plan) {
   const Bytes more = plan.full_arena_bytes - plan.arena_bytes;
   if (more <= 0) return "";
   const Bytes enough = budget_around(plan.ledger.reserved() + more);
-  return text_of("with --memory %lldMiB nothing would move or run twice\n",
-                 static_cast<long long>(round_up(enough, kMiB) / kMiB));
+  return "with " + budget_words(plan.options, enough) + " nothing would move or run twice\n";
 }
 
 }  // namespace

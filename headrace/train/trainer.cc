@@ -5,13 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "headrace/base/safe_file.h"
 #include "headrace/base/split_mix.h"
 #include "headrace/base/system.h"
-#include "headrace/kernel/half.h"
+#include "headrace/train/convert.h"
 #include "headrace/train/replan.h"
 
 namespace headrace {
@@ -34,20 +33,6 @@ Nanos cpu_ns() {
 // The seed of one step's dropout and rounding.
 uint64_t seed_of(uint64_t run, int64_t step) {
   return mixed(run + static_cast<uint64_t>(step) * kSplitMixStep);
-}
-
-// Rounds `from` to the element type of `dtype` at `to`; f32, bf16 or f16.
-void convert(std::span<const float> from, DType dtype, std::byte* to) {
-  if (dtype == DType::kF32) {
-    std::memcpy(to, from.data(), from.size_bytes());
-    return;
-  }
-  const bool f16 = dtype == DType::kF16;
-  HR_CHECK(f16 || dtype == DType::kBF16, "parameters are f32, bf16 or f16");
-  uint16_t* out = reinterpret_cast<uint16_t*>(to);
-  for (size_t i = 0; i < from.size(); ++i) {
-    out[i] = f16 ? f32_to_f16(from[i]) : f32_to_bf16(from[i]);
-  }
 }
 
 // The tensors that a checkpoint holds, in the order of the parameters: what a copy can be made from,
