@@ -1,1 +1,4 @@
-"""The step door: headrace.compile_step()."""
+"""The step door: a whole training step in headrace's engine. See compile_step()."""
+from .step import CompiledStep, compile_step
+
+__all__ = ["CompiledStep", "compile_step"]

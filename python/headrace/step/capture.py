@@ -97,6 +97,12 @@ def capture(train_step: Callable, model, optimizer, args: tuple, kwargs: dict) -
                 fake_tensor.DynamicOutputShapeException) as e:
             raise unsupported(f"compile_step: train_step depends on values of tensors ({e}), which "
                               "is not supported") from e
+        except RuntimeError as e:
+            # Gradients are one number expanded while the step is traced: writing to it fails so.
+            if "more than one element of the written-to tensor" not in str(e):
+                raise
+            raise unsupported("compile_step: train_step computes with gradients itself; only "
+                              "clip_grad_norm_() of torch.nn.utils is supported") from e
     return _captured(module, recorder.events, result, parameter_names(model, optimizer),
                      {id(g) for g in recorder.gradients.values()})
 

@@ -48,6 +48,18 @@ class Description:
     norms: int                     # how many norms ``after`` takes
     out_spec: Any
     schedules: list[Event]
+    raiser: Raiser                 # of the traced graph
+    loss_nodes: list[torch.fx.Node]
+
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        return self.loss_nodes[0].meta["val"].dtype
+
+    def losses_eager(self, *tensors) -> list[torch.Tensor]:
+        """Losses of the micro-batches as torch computes them from what was traced, without
+        gradients. Parameters must be in the model."""
+        with torch.no_grad():
+            return self.raiser.parts.module(self.loss_nodes)(*tensors)
 
 
 def describe(captured: Capture, model, optimizer) -> Description:
@@ -61,7 +73,8 @@ def describe(captured: Capture, model, optimizer) -> Description:
     micros = [lowering.run(raiser.losses[k][0], factor, own_mean)
               for k, factor in factors]
     before, inputs = _before(raiser, [raiser.losses[k][0] for k, _ in factors], micros)
-    after, norms = _after(raiser, [raiser.losses[k][1] for k, _ in factors])
+    loss_nodes = [raiser.losses[k][1] for k, _ in factors]
+    after, norms = _after(raiser, loss_nodes)
     forward = {
         "headrace_forward": 1, "name": type(model).__name__,
         "precision": _precision(lowering.parameters.values()),
@@ -78,7 +91,7 @@ def describe(captured: Capture, model, optimizer) -> Description:
         settings["clip_norm"] = clip.max_norm
     schedules = [e for e in captured.events if e.kind == "schedule"]
     return Description(forward, settings, lowering.parameters, inputs, before, after, norms,
-                       captured.out_spec, schedules)
+                       captured.out_spec, schedules, raiser, loss_nodes)
 
 
 # ---- events ------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ class Parts:
         self.captured = captured
         self.kind: dict[torch.fx.Node, str] = {}
         self.root: dict[torch.fx.Node, torch.fx.Node] = {}
-        self.mutators: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        self.aliases: dict[torch.fx.Node, list[torch.fx.Node]] = {}   # by root
+        self.mutators: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # by root
         self.place = {node: i for i, node in enumerate(captured.nodes)}
         self._known: dict[torch.fx.Node, Any] = {}
         gradient = True
@@ -35,6 +36,7 @@ class Parts:
                 continue
             self.kind[node] = self._kind_of(node)
             self._note_aliases(node)
+            self.aliases.setdefault(self.root[node], []).append(node)
             if self.kind[node] == FLOAT and node.op == "call_function" and not gradient:
                 raise unsupported(f"compile_step: {node.target} under no_grad, of what depends on "
                                   f"parameters, is not supported{line_of(node)}")

@@ -144,10 +144,10 @@ class Raiser:
     # ---- checks
 
     def _check_in_place(self, node) -> None:
-        target = node.args[0]
-        if self.parts.root[target] is not target or any(
-                self.parts.root[user] is self.parts.root[target] and user is not node
-                for user in target.users):
+        """Later nodes read the result of an op in place, but views made before would not."""
+        root = self.parts.root[node.args[0]]
+        changes = self.parts.mutators[root]
+        if any(n is not root and n not in changes for n in self.parts.aliases[root]):
             raise NotRaised("it changes a tensor in place that has other views")
 
     def _check_dtype(self, value) -> None:

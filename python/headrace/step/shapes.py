@@ -1,0 +1,118 @@
+"""Rows of a step as the engine wants them, and steps that run on the plan of a larger one.
+
+A batch of fewer or shorter sequences is that of the larger plan with rows whose targets are not
+counted: no counted row of a causal model sees them.
+"""
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+
+from .._errors import HeadraceError
+from .description import Description, MicroInputs
+
+
+class Rows:
+    """tokens and targets, int32 [rows of the plan], and images, of one step.
+
+    ``values`` is what description.before() gave. HeadraceError("usage") for tokens and targets out
+    of range, ("unsupported") for a padding token whose gradient torch would leave out."""
+
+    def __init__(self, description: Description, plan: Description, values: list[torch.Tensor]):
+        total = sum(i.rows for i in plan.inputs)
+        self.tokens = torch.zeros(total, dtype=torch.int32)
+        self.targets = torch.full((total,), -1, dtype=torch.int32)
+        self.images: list[tuple[str, torch.Tensor]] = []
+        begin = 0
+        for mine, planned in zip(description.inputs, plan.inputs):
+            self._fill(mine, planned, values, begin)
+            begin += planned.rows
+
+    def _fill(self, mine: MicroInputs, planned: MicroInputs, values, begin: int) -> None:
+        at = begin + _places(mine, planned)  # of each of my rows
+        targets = values[mine.targets].reshape(-1)
+        counted = targets != mine.ignored
+        _check_range(targets[counted], mine.classes, "target")
+        rows = torch.from_numpy(mine.target_rows)
+        self.targets[at[rows[counted]]] = targets[counted].to(torch.int32)
+        if mine.tokens is not None:
+            tokens = values[mine.tokens].reshape(-1)
+            _check_range(tokens, mine.vocabulary, "token")
+            self._check_padding(mine, tokens, rows[counted])
+            self.tokens[at] = tokens.to(torch.int32)
+
+    @staticmethod
+    def _check_padding(mine: MicroInputs, tokens, counted_rows) -> None:
+        if not mine.padding or len(counted_rows) == 0:
+            return
+        last = torch.full((mine.rows // mine.sequence,), -1, dtype=torch.int64)
+        sequence = counted_rows // mine.sequence
+        last.scatter_reduce_(0, sequence, counted_rows % mine.sequence, "amax")
+        seen = torch.arange(mine.sequence)[None, :] <= last[:, None]
+        for padding in mine.padding:
+            if bool(((tokens.reshape(-1, mine.sequence) == padding) & seen).any()):
+                raise HeadraceError(
+                    f"compile_step: token {padding}, the padding_idx of an embedding, is before a "
+                    "target that counts; its embedding has no gradient in torch, which is not "
+                    "supported", "unsupported")
+
+
+def _places(mine: MicroInputs, planned: MicroInputs) -> torch.Tensor:
+    rows = torch.arange(mine.rows)
+    return rows // mine.sequence * planned.sequence + rows % mine.sequence
+
+
+def _check_range(values: torch.Tensor, size: int, what: str) -> None:
+    if values.numel() and not (0 <= int(values.min()) and int(values.max()) < size):
+        raise HeadraceError(f"compile_step: {what}s from {int(values.min())} to {int(values.max())}; "
+                            f"they must be from 0 to below {size}", "usage")
+
+
+def holds(plan: Description, other: Description) -> bool:
+    """Whether the step runs as rows of the plan, at least half of them."""
+    if plan is other:
+        return True
+    if len(plan.inputs) != len(other.inputs) or plan.optimizer != other.optimizer:
+        return False
+    mine, planned = sum(i.rows for i in other.inputs), sum(i.rows for i in plan.inputs)
+    if not planned / 2 <= mine <= planned:
+        return False
+    for a, b in zip(other.inputs, plan.inputs):
+        if a.tokens is None or b.tokens is None or a.sequence > b.sequence:
+            return False
+        if a.rows // a.sequence > b.rows // b.sequence or a.sequence < 1:
+            return False
+    if any(p.tensor is not plan.parameters[n].tensor for n, p in other.parameters.items()
+           if n in plan.parameters):
+        return False
+    causal = all(op["attrs"].get("causal", 1) for m in plan.forward["micro_batches"]
+                 for op in m["ops"] if op["op"] == "hr.attention")
+    if not causal and any(a.sequence != b.sequence for a, b in zip(other.inputs, plan.inputs)):
+        return False
+    return _same(_shapeless(plan.forward), _shapeless(other.forward))
+
+
+def _shapeless(forward: dict[str, Any]) -> dict[str, Any]:
+    """Without what follows from the shape of the batch."""
+    forward = copy.deepcopy(forward)
+    forward["rows"] = 0
+    for micro in forward["micro_batches"]:
+        for op in micro["ops"]:
+            op["attrs"].pop("sequence", None)
+            for out in op["out"]:
+                out["shape"][0] = 0
+    return forward
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal, where numbers may differ by rounding (frequencies are found from tables)."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6)
+    return bool(a == b)

@@ -1,0 +1,375 @@
+"""compile_step against eager training: same losses, same parameters, whatever happens in between.
+
+Each test runs with the engine, and with a slow reference of it that computes by autograd.
+"""
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import headrace
+from headrace import _core
+
+import step_models as models
+import step_reference as reference
+
+MEMORY = "256MiB"
+
+
+@pytest.fixture(params=["engine", "reference"])
+def engine(request, monkeypatch):
+    if request.param == "reference":
+        monkeypatch.setattr(_core, "CapturedStep", reference.Engine, raising=False)
+    return request.param
+
+
+def adamw(model):
+    """The gradient of a bias of keys is 0 but for rounding, which an eps of 1e-8 would make steps of."""
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3, eps=1e-4)
+
+
+def plain_step(model, optimizer, loss_of=None, clip=None):
+    loss_of = loss_of or model
+
+    def train_step(*batch):
+        optimizer.zero_grad()
+        loss = loss_of(*batch)
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        return loss
+    return train_step
+
+
+def pair(make, optimizer_of=adamw, step_of=plain_step, **more):
+    """(eager model, optimizer, step), (model, optimizer, compiled step) of the same parameters."""
+    torch.manual_seed(1)
+    model = make()
+    other = copy.deepcopy(model)
+    optimizer, other_optimizer = optimizer_of(model), optimizer_of(other)
+    return ((model, optimizer, step_of(model, optimizer)),
+            (other, other_optimizer, headrace.compile_step(
+                step_of(other, other_optimizer), other, other_optimizer, MEMORY, **more)))
+
+
+def assert_same_parameters(model, other, tolerance=1e-5):
+    """By norm, relative to what the parameters moved by would be too strict for zeros."""
+    state = other.state_dict()
+    for name, value in model.state_dict().items():
+        difference = (value - state[name]).norm()
+        assert difference <= tolerance * value.norm() + 1e-7, (name, float(difference))
+
+
+def assert_same_training(eager, compiled, batches, tolerance=1e-5):
+    for batch in batches:
+        expected, loss = eager[2](*batch), compiled[2](*batch)
+        assert isinstance(loss, torch.Tensor) and loss.shape == expected.shape
+        torch.testing.assert_close(loss, expected.detach(), rtol=tolerance, atol=0)
+    assert_same_parameters(eager[0], compiled[0])
+
+
+def batches(count=5, **shape):
+    return [models.batch(seed=i, **shape) for i in range(count)]
+
+
+@pytest.mark.parametrize("name", models.OWN)
+def test_a_model_written_by_hand_trains_as_in_eager(name, engine):
+    assert_same_training(*pair(models.OWN[name]), batches())
+
+
+@pytest.mark.parametrize("name", models.HUGGINGFACE)
+def test_a_model_of_transformers_trains_as_in_eager(name, engine):
+    pytest.importorskip("transformers")
+
+    def step_of(model, optimizer):
+        return plain_step(model, optimizer, lambda t: model(input_ids=t, labels=t).loss)
+    eager, compiled = pair(models.HUGGINGFACE[name], step_of=step_of)
+    assert_same_training(eager, compiled, [(t,) for t, _ in batches()])
+
+
+@pytest.mark.parametrize("optimizer_of", [
+    lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, betas=(0.8, 0.95), weight_decay=0.3,
+                                eps=1e-4),
+    lambda m: torch.optim.Adam(m.parameters(), lr=1e-3, eps=1e-6),
+    lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
+    lambda m: torch.optim.AdamW([
+        {"params": [p for p in m.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in m.parameters() if p.dim() < 2], "lr": 1e-2}], lr=1e-3, eps=1e-4),
+])
+def test_optimizers_and_groups_are_those_of_torch(optimizer_of, engine):
+    assert_same_training(*pair(models.NanoGPT, optimizer_of), batches())
+
+
+def accumulated(model, optimizer, parts=3):
+    def train_step(tokens, targets):
+        total = 0
+        for t, y in zip(tokens.chunk(parts), targets.chunk(parts)):
+            loss = model(t, y) / parts
+            loss.backward()
+            total += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return total, norm
+    return train_step
+
+
+def test_accumulation_and_clipping_are_those_of_torch(engine):
+    eager, compiled = pair(models.Llama2c, step_of=accumulated)
+    for tokens, targets in batches(rows=6):
+        targets[0, 3:] = -1  # means of micro-batches are over different numbers of targets
+        for expected, got in zip(eager[2](tokens, targets), compiled[2](tokens, targets)):
+            torch.testing.assert_close(got, expected.detach(), rtol=1e-5, atol=0)
+    assert_same_parameters(eager[0], compiled[0])
+
+
+def test_schedulers_inside_and_outside_of_the_step_are_obeyed(engine):
+    def step_of(model, optimizer):
+        inside = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+
+        def train_step(tokens, targets):
+            optimizer.zero_grad()
+            loss = model(tokens, targets)
+            loss.backward()
+            optimizer.step()
+            inside.step()
+            return loss
+        return train_step
+    eager, compiled = pair(models.NanoGPT, step_of=step_of)
+    assert_same_training(eager, compiled, batches(3))
+    for _, optimizer, _ in (eager, compiled):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(3e-3 * 0.7 ** 3)
+        optimizer.param_groups[0]["lr"] = 1e-4
+    assert_same_training(eager, compiled, batches(2))
+
+
+def test_frozen_parameters_stay_and_lora_trains(engine):
+    def make():
+        model = models.NanoGPT()
+        for p in model.h[0].parameters():
+            p.requires_grad_(False)
+        return model
+    eager, compiled = pair(make)
+    frozen = compiled[0].h[0].attn.c_attn.weight.clone()
+    assert_same_training(eager, compiled, batches())
+    assert torch.equal(compiled[0].h[0].attn.c_attn.weight, frozen)
+
+
+def test_dictionaries_of_losses_come_back_as_they_were(engine):
+    def step_of(model, optimizer):
+        def train_step(tokens, targets):
+            optimizer.zero_grad()
+            loss = model(tokens, targets)
+            loss.backward()
+            optimizer.step()
+            return {"loss": loss, "scaled": loss.detach() * 2 + 1, "name": "x"}
+        return train_step
+    eager, compiled = pair(models.NanoGPT, step_of=step_of)
+    tokens, targets = models.batch()
+    expected, got = eager[2](tokens, targets), compiled[2](tokens, targets)
+    assert got.keys() == expected.keys() and got["name"] == "x"
+    torch.testing.assert_close(got["scaled"], expected["scaled"], rtol=1e-5, atol=0)
+
+
+def test_padding_of_labels_is_not_counted(engine):
+    eager, compiled = pair(lambda: models.huggingface("Llama"), step_of=lambda m, o: plain_step(
+        m, o, lambda t, y: m(input_ids=t, labels=y).loss))
+    given = [(t, torch.where(torch.arange(t.shape[1]) < 9 + i, t, -100))
+             for i, (t, _) in enumerate(batches(3))]
+    assert_same_training(eager, compiled, given)
+
+
+# ---- who owns the parameters -------------------------------------------------------------------
+
+def test_between_steps_the_model_takes_no_memory_and_says_so(engine):
+    _, (model, optimizer, step) = pair(models.NanoGPT)
+    weight = model.h[0].c_fc.weight
+    step(*models.batch())
+    assert model.h[0].c_fc.weight is weight and weight.shape == (128, 32)
+    assert weight.untyped_storage().nbytes() == 4 and torch.isnan(weight).all()
+    step.sync()
+    assert not torch.isnan(weight).any() and weight.requires_grad
+
+
+def test_evaluation_and_state_dict_in_between_change_nothing(engine):
+    eager, compiled = pair(models.NanoGPT)
+    for i, batch in enumerate(batches(6)):
+        torch.testing.assert_close(compiled[2](*batch), eager[2](*batch).detach(), rtol=1e-5, atol=0)
+        if i % 2:
+            for model, *_ in (eager, compiled):
+                model.eval()
+            with torch.no_grad():
+                torch.testing.assert_close(compiled[0](*batch), eager[0](*batch), rtol=1e-5, atol=0)
+            for model, *_ in (eager, compiled):
+                model.train()
+            assert not any(torch.isnan(t).any() for t in compiled[0].state_dict().values())
+    assert_same_parameters(eager[0], compiled[0])
+
+
+def test_load_state_dict_writes_through(engine):
+    eager, compiled = pair(models.NanoGPT)
+    start = copy.deepcopy(eager[0].state_dict())
+    assert_same_training(eager, compiled, batches(2))
+    for model, *_ in (eager, compiled):
+        model.load_state_dict(start)
+    assert_same_training(eager, compiled, batches(3))
+
+
+def test_a_parameter_changed_by_hand_after_sync_is_taken(engine):
+    eager, compiled = pair(models.NanoGPT)
+    assert_same_training(eager, compiled, batches(2))
+    compiled[2].sync()
+    for model, *_ in (eager, compiled):
+        with torch.no_grad():
+            model.ln_f.weight.mul_(1.5)
+            model.h[1].c_fc.weight.data[3] = 0.25
+    assert_same_training(eager, compiled, batches(3))
+
+
+def test_a_deepcopy_is_a_model_of_its_own(engine):
+    eager, compiled = pair(models.NanoGPT)
+    assert_same_training(eager, compiled, batches(2))
+    copied = copy.deepcopy(compiled[0])
+    assert_same_parameters(eager[0], copied)
+    assert copied.wte.weight is copied.lm_head.weight
+    assert "__deepcopy__" not in vars(copied)
+    before = copy.deepcopy(copied.state_dict())
+    assert_same_training(eager, compiled, batches(2))
+    assert all(torch.equal(t, before[n]) for n, t in copied.state_dict().items())
+    optimizer = adamw(copied)
+    plain_step(copied, optimizer)(*models.batch())
+
+
+def test_a_checkpoint_of_model_and_optimizer_goes_on_in_eager_and_back(engine):
+    eager, compiled = pair(models.NanoGPT)
+    assert_same_training(eager, compiled, batches(3))
+    file = io.BytesIO()
+    torch.save({"model": compiled[0].state_dict(), "optimizer": compiled[1].state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file)
+    model = models.NanoGPT()
+    optimizer = adamw(model)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    resumed = (model, optimizer, plain_step(model, optimizer))
+    assert_same_training(resumed, compiled, batches(2))
+    again = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY)
+    assert_same_training(compiled, (model, optimizer, again), batches(2))
+
+
+def test_an_optimizer_that_has_done_steps_is_taken_over(engine):
+    eager, compiled = pair(models.NanoGPT)
+    plain = plain_step(compiled[0], compiled[1])
+    for batch in batches(3):
+        eager[2](*batch)
+        plain(*batch)
+    assert_same_training(eager, compiled, batches(3))
+
+
+def test_after_close_everything_is_torch_again(engine):
+    eager, compiled = pair(models.NanoGPT)
+    assert_same_training(eager, compiled, batches(3))
+    model, optimizer, step = compiled
+    step.close()
+    assert not model._forward_pre_hooks and "__deepcopy__" not in vars(model)
+    with pytest.raises(headrace.HeadraceError, match="closed"):
+        step(*models.batch())
+    assert_same_training(eager, (model, optimizer, plain_step(model, optimizer)), batches(3))
+
+
+def test_an_eager_step_in_between_is_a_step_like_all_others(engine):
+    eager, compiled = pair(models.NanoGPT)
+    plain = plain_step(compiled[0], compiled[1])
+    for i, batch in enumerate(batches(6)):
+        expected = eager[2](*batch)
+        loss = plain(*batch) if i == 3 else compiled[2](*batch)
+        torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-5, atol=0)
+    assert_same_parameters(eager[0], compiled[0])
+
+
+# ---- shapes ------------------------------------------------------------------------------------
+
+def test_smaller_batches_run_on_the_plan_of_larger_ones(engine, monkeypatch):
+    eager, compiled = pair(models.Llama2c)
+    shapes = [(4, 16), (3, 16), (4, 12), (3, 11), (4, 16)]
+    started = reference.Engine.started
+    assert_same_training(eager, compiled, [models.batch(rows, length, seed=i)
+                                           for i, (rows, length) in enumerate(shapes)])
+    if engine == "reference":
+        assert reference.Engine.started == started + 1
+
+
+def test_other_shapes_are_planned_anew_and_share_the_state(engine):
+    eager, compiled = pair(models.NanoGPT)
+    shapes = [(2, 16), (4, 24), (2, 8), (1, 40), (2, 16)] + [(1, 3 + i) for i in range(8)]
+    assert_same_training(eager, compiled, [models.batch(rows, length, seed=i)
+                                           for i, (rows, length) in enumerate(shapes)])
+
+
+def test_what_is_no_tensor_is_a_constant_of_the_step(engine):
+    def step_of(model, optimizer):
+        def train_step(tokens, targets, factor):
+            optimizer.zero_grad()
+            loss = model(tokens, targets) * factor
+            loss.backward()
+            optimizer.step()
+            return loss
+        return train_step
+    eager, compiled = pair(models.NanoGPT, lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+                           step_of)
+    assert_same_training(eager, compiled, [(*b, 1.0 + i % 2) for i, b in enumerate(batches(4))])
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+def test_tokens_out_of_range_are_refused_and_training_goes_on(engine):
+    eager, compiled = pair(models.NanoGPT)
+    tokens, targets = models.batch()
+    with pytest.raises(headrace.HeadraceError, match="tokens from .* below 96"):
+        compiled[2](tokens + 90, targets)
+    with pytest.raises(headrace.HeadraceError, match="targets from"):
+        compiled[2](tokens, targets + 90)
+    assert_same_training(eager, compiled, batches(2))
+
+
+def test_a_padding_token_whose_gradient_torch_leaves_out_is_refused(engine):
+    def make():
+        model = models.NanoGPT(tied=False)
+        model.wte = torch.nn.Embedding(models.VOCAB, models.WIDTH, padding_idx=0)
+        return model
+    eager, compiled = pair(make)
+    tokens, targets = models.batch()
+    tokens[0, 12:], targets[0, 11:] = 0, -1  # after the last target: no gradient anyway
+    assert_same_training(eager, compiled, [(tokens, targets)])
+    tokens[1, 2] = 0
+    with pytest.raises(headrace.HeadraceError, match="padding_idx"):
+        compiled[2](tokens, targets)
+
+
+def test_a_failed_call_leaves_the_model_as_it_was(engine):
+    model = models.NanoGPT()
+    optimizer = adamw(model)
+    before = copy.deepcopy(model.state_dict())
+
+    def train_step(tokens, targets):
+        optimizer.zero_grad()
+        model(tokens, targets).cos().backward()
+        optimizer.step()
+
+    step = headrace.compile_step(train_step, model, optimizer, MEMORY)
+    with pytest.raises(headrace.HeadraceError, match="aten.cos"):
+        step(*models.batch())
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    plain_step(model, optimizer)(*models.batch())
+
+
+def test_arguments_that_are_no_model_or_optimizer_are_refused():
+    model = models.NanoGPT()
+    with pytest.raises(headrace.HeadraceError, match="no torch.optim.Optimizer"):
+        headrace.compile_step(lambda: None, model, "adamw", MEMORY)
+    with pytest.raises(headrace.HeadraceError, match="no torch.nn.Module"):
+        headrace.compile_step(lambda: None, F.relu, adamw(model), MEMORY)
