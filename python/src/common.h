@@ -64,5 +64,6 @@ void bind_engine(nb::module_& m);
 void bind_spill(nb::module_& m);
 void bind_process(nb::module_& m);
 void bind_doctor(nb::module_& m);
+void bind_step(nb::module_& m);
 
 }  // namespace headrace::python

@@ -55,6 +55,7 @@ NB_MODULE(_core, m) {
   bind_spill(m);
   bind_process(m);
   bind_doctor(m);
+  bind_step(m);
 }
 
 }  // namespace headrace::python
