@@ -69,8 +69,9 @@ def stack_workload(layers: int = 8, size: int = 1 << 20, cyclic: bool = True,
     tensors = [{"name": f"saved{i}", "bytes": size} for i in range(layers)]
     ops = [{"name": f"pack{i}", "kernel": "Pack", "outputs": [f"saved{i}"],
             "seconds": milliseconds / 1e3, "recompute": False} for i in range(layers)]
+    tensors += [{"name": f"after{i}", "bytes": 1, "class": "other"} for i in range(layers)]
     ops += [{"name": f"unpack{i}", "kernel": "Unpack", "inputs": [f"saved{i}"],
-             "seconds": milliseconds / 1e3, "recompute": False} for i in reversed(range(layers))]
+             "outputs": [f"after{i}"], "seconds": milliseconds / 1e3, "recompute": False} for i in reversed(range(layers))]
     if state:
         tensors += [{"name": f"moment{i}", "bytes": size, "persistent": True,
                      "class": "optimizer"} for i in range(layers)]

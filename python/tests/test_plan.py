@@ -18,7 +18,7 @@ LLAMA = {"preset": "llama-8b", "phase": "train", "batch": 1, "sequence": 1024}
 
 
 def test_a_known_model_is_planned_from_a_mapping():
-    plan = headrace.plan(LLAMA, "60GiB", machine="h200-pcie5")
+    plan = headrace.plan(LLAMA, "60GiB", machine="h200-pcie5", goal="throughput")
     assert plan.arena_bytes <= plan.budget_bytes == 60 << 30
     assert plan.peak_bytes > plan.budget_bytes  # or there was nothing to plan
     assert plan.stored_bytes > 0 and plan.loaded_bytes > 0
@@ -61,7 +61,7 @@ def test_the_instructions_say_what_happens_in_order(disk):
 def test_with_room_for_everything_nothing_moves(disk):
     plan = headrace.plan(stack_workload(layers=4), "1GiB", folder=disk)
     assert plan.stored_bytes == plan.loaded_bytes == 0
-    assert plan.peak_bytes == 4 << 20
+    assert 4 << 20 <= plan.peak_bytes < (4 << 20) + 4096
 
 
 def test_what_cannot_fit_says_by_how_much_and_what_would_help(disk):
@@ -164,7 +164,7 @@ sys.modules["torch"] = None  # import torch raises ModuleNotFoundError
 import headrace
 assert "fit" in dir(headrace)
 plan = headrace.plan({"preset": "llama-8b", "phase": "train", "batch": 1, "sequence": 512},
-                     "80GiB", machine="h200-pcie5", goal="fit")
+                     "120GiB", machine="h200-pcie5", goal="fit")
 assert plan.arena_bytes > 0
 assert "minimum" in headrace.doctor(sys.argv[1], plan=False)
 for name in ("fit", "compile_step"):
