@@ -251,3 +251,54 @@ HUGGINGFACE = {
     "GPT2": lambda: huggingface("GPT2"),
     "GPT2 eager attention": lambda: huggingface("GPT2", attn_implementation="eager"),
 }
+
+
+class Vit(nn.Module):
+    """A vision transformer as torchvision writes it (Dosovitskiy et al., arXiv 2010.11929)."""
+
+    def __init__(self, pool="class", layers=2, classes=10, image=16, patch=4):
+        super().__init__()
+        self.pool = pool
+        self.conv_proj = nn.Conv2d(3, WIDTH, patch, stride=patch)
+        squares = (image // patch) ** 2
+        self.class_token = nn.Parameter(torch.randn(1, 1, WIDTH) * 0.02) if pool == "class" else None
+        rows = squares + (1 if pool == "class" else 0)
+        self.pos_embedding = nn.Parameter(torch.randn(1, rows, WIDTH) * 0.02)
+        self.blocks = nn.ModuleList(nn.ModuleDict({
+            "ln_1": nn.LayerNorm(WIDTH), "ln_2": nn.LayerNorm(WIDTH),
+            "attention": nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
+            "mlp": nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Dropout(0.0),
+                                 nn.Linear(64, WIDTH), nn.Dropout(0.0)),
+        }) for _ in range(layers))
+        self.ln = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, images, labels):
+        n = images.shape[0]
+        x = self.conv_proj(images)
+        x = x.reshape(n, WIDTH, -1).permute(0, 2, 1)
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.expand(n, -1, -1), x], dim=1)
+        x = x + self.pos_embedding
+        for block in self.blocks:
+            y = block["ln_1"](x)
+            y, _ = block["attention"](y, y, y, need_weights=False)
+            x = x + y
+            x = x + block["mlp"](block["ln_2"](x))
+        x = self.ln(x)
+        x = x[:, 0] if self.pool == "class" else x.mean(dim=1)
+        return F.cross_entropy(self.head(x), labels)
+
+
+def image_batch(rows=3, seed=0, image=16, classes=10):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, 3, image, image, generator=generator),
+            torch.randint(0, classes, (rows,), generator=generator))
+
+
+def huggingface_vit():
+    import transformers
+    return transformers.ViTForImageClassification(transformers.ViTConfig(
+        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=64,
+        image_size=16, patch_size=4, num_labels=10, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 def losses_of(forward, parameters, tokens, targets, inputs=None):
     """Mean loss of each micro-batch. parameters: name -> tensor; tokens, targets: int32 [rows], -1 is
-    not counted; inputs: name -> tensor."""
+    not counted; inputs: name -> tensors of the micro-batches."""
     tensors = {}
     for p in forward["parameters"]:
         t = parameters[p["name"]].reshape(p["shape"])
@@ -21,23 +21,23 @@ def losses_of(forward, parameters, tokens, targets, inputs=None):
         tensors[p["name"]] = t.reshape(1, -1) if t.dim() == 1 else t
     for c in forward["constants"]:
         tensors[c["name"]] = torch.tensor(c["values"], dtype=torch.float32).reshape(1, -1)
-    losses, begin, repetition = [], 0, 0
+    losses, token_begin, loss_begin, repetition = [], 0, 0, 0
     for micro in forward["micro_batches"]:
         for _ in range(micro.get("repeat", 1)):
             values = dict(tensors)
-            for name, tensor in (inputs or {}).items():
-                values[name] = tensor[repetition] if isinstance(tensor, list) else tensor
+            for name, of_all in (inputs or {}).items():
+                values[name] = of_all[repetition]
+            embed_rows = sum(op["out"][0]["shape"][0] for op in micro["ops"] if op["op"] == "hr.embed")
             rows = micro["ops"][-1]["out"][0]["shape"][0]
-            end = begin + max(rows, micro["ops"][0]["out"][0]["shape"][0] if
-                              micro["ops"][0]["op"] == "hr.embed" else rows)
+            mine = targets[loss_begin:loss_begin + rows]
             for op in micro["ops"]:
                 out = OPS[op["op"]](op, [values[n] for n in op["in"]], op["attrs"],
-                                    tokens[begin:end], targets[begin:end])
+                                    tokens[token_begin:token_begin + embed_rows], mine)
                 assert list(out.shape) == op["out"][0]["shape"], (op, out.shape)
                 values[op["out"][0]["name"]] = out
-            counted = targets[begin:begin + rows] >= 0
-            losses.append(out.sum() / counted.sum())
-            begin, repetition = end, repetition + 1
+            losses.append(out.sum() / (mine >= 0).sum())
+            token_begin, loss_begin = token_begin + embed_rows, loss_begin + rows
+            repetition += 1
     return losses
 
 
@@ -121,6 +121,34 @@ def attention(op, inputs, attrs, tokens, targets):
     return (scores.softmax(-1) @ v).transpose(1, 2).reshape(-1, h * d)
 
 
+def patches(op, inputs, attrs, tokens, targets):
+    channels, height, patch = attrs["channels"], attrs["height"], attrs["patch"]
+    x = inputs[0].reshape(len(inputs[0]), channels, height, -1)
+    columns = F.unfold(x, patch, stride=patch)  # [S, channels patch patch, P]
+    return columns.transpose(1, 2).reshape(-1, channels * patch * patch)
+
+
+def prefix(op, inputs, attrs, tokens, targets):
+    n, weights = inputs[0].shape[1], inputs[1:1 + attrs["weights"]]
+    before = sum(len(w) for w in weights)
+    x = inputs[0].reshape(-1, attrs["sequence"] - before, n)
+    y = torch.cat([w.expand(len(x), -1, -1) for w in weights] + [x], 1)
+    if attrs.get("positions"):
+        y = y + inputs[-1][:attrs["sequence"]]
+    return y.reshape(-1, n)
+
+
+def select(op, inputs, attrs, tokens, targets):
+    x = inputs[0].reshape(-1, attrs["sequence"], inputs[0].shape[1])
+    count = op["out"][0]["shape"][0] // len(x)
+    return x[:, attrs["first"]:attrs["first"] + count].reshape(-1, x.shape[2])
+
+
+def mean_rows(op, inputs, attrs, tokens, targets):
+    x = inputs[0].reshape(-1, attrs["sequence"], inputs[0].shape[1])
+    return x[:, attrs["first"]:].mean(1)
+
+
 def act(op, inputs, attrs, tokens, targets):
     x, kind = inputs[0], attrs["act"]
     functions = {0: F.silu, 1: lambda x: F.gelu(x, approximate="tanh"), 6: F.gelu,
@@ -142,7 +170,9 @@ def loss(op, inputs, attrs, tokens, targets):
 
 OPS = {
     "hr.embed": embed, "hr.linear": linear, "hr.norm": norm, "hr.qk_norm": qk_norm, "hr.rope": rope,
-    "hr.attention": attention, "hr.act": act, "hr.loss": loss,
+    "hr.attention": attention,
+    "hr.patches": patches, "hr.prefix": prefix, "hr.select": select, "hr.mean_rows": mean_rows,
+    "hr.act": act, "hr.loss": loss,
     "hr.add": lambda op, inputs, *_: inputs[0] + inputs[1],
     "hr.dropout": lambda op, inputs, *_: inputs[0],
 }
@@ -184,10 +214,10 @@ class Engine:
     def plan_text(self, color=False):
         return "reference"
 
-    def write_input(self, name, address, count):
+    def write_input(self, name, address, count, index=0):
         shape = next(i["shape"] for i in self.forward["inputs"] if i["name"] == name)
-        flat = torch.frombuffer(ctypes.string_at(address, count), dtype=torch.float32)
-        self.inputs[name] = flat.clone().reshape(shape)
+        flat = torch.frombuffer(bytearray(ctypes.string_at(address, count)), dtype=torch.float32)
+        self.inputs.setdefault(name, {})[index] = flat.reshape(shape)
 
     def run(self, tokens, targets, rows, rates, seed):
         tokens, targets = (torch.frombuffer(bytearray(ctypes.string_at(a, 4 * rows)),

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from headrace._errors import HeadraceError
+from headrace.step import shapes
 from headrace.step.capture import capture
 from headrace.step.description import describe
 
@@ -30,17 +31,15 @@ def adamw(model):
 
 
 def reference_losses(description, *args):
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    values = description.before(*tensors)
-    tokens, targets = [], []
-    for i in description.inputs:
-        given = values[i.targets].reshape(-1)
-        row = torch.full((i.rows,), -1, dtype=torch.int32)
-        row[torch.from_numpy(i.target_rows)] = torch.where(given == i.ignored, -1, given).int()
-        targets.append(row)
-        tokens.append(values[i.tokens].reshape(-1).int())
+    """By the ops of the description, of the rows that the callable makes."""
+    values = description.before(*[a for a in args if isinstance(a, torch.Tensor)])
+    rows = shapes.Rows(description, description, values)
+    inputs = {}
+    for name, number, floats in rows.floats:
+        shape = next(i["shape"] for i in description.forward["inputs"] if i["name"] == name)
+        inputs.setdefault(name, {})[number] = floats.reshape(shape)
     parameters = {n: p.tensor.detach() for n, p in description.parameters.items()}
-    return reference.losses_of(description.forward, parameters, torch.cat(tokens), torch.cat(targets))
+    return reference.losses_of(description.forward, parameters, rows.tokens, rows.targets, inputs)
 
 
 def ops_of(description):
@@ -349,3 +348,30 @@ def test_a_checkpointed_block_is_traced_through():
         description = raised(plain_step(model, optimizer, model), model, optimizer, tokens, targets)
         losses = reference_losses(description, tokens, targets)
         torch.testing.assert_close(losses[0], model(tokens, targets), rtol=1e-6, atol=0)
+
+
+# ---- images ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_a_vision_transformer_has_the_same_loss(pool):
+    torch.manual_seed(1)
+    model = models.Vit(pool)
+    optimizer = adamw(model)
+    images, labels = models.image_batch()
+    description = raised(plain_step(model, optimizer, model), model, optimizer, images, labels)
+    losses = reference_losses(description, images, labels)
+    torch.testing.assert_close(losses[0], model(images, labels), rtol=1e-6, atol=0)
+    assert description.forward["rows"] == 3
+    assert ops_of(description)[-3] == ("hr.select" if pool == "class" else "hr.norm")
+
+
+def test_a_vision_transformer_of_transformers_has_the_same_loss():
+    pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    model = models.huggingface_vit()
+    optimizer = adamw(model)
+    images, labels = models.image_batch()
+    loss_of = lambda x, y: model(pixel_values=x, labels=y).loss  # noqa: E731
+    description = raised(plain_step(model, optimizer, loss_of), model, optimizer, images, labels)
+    losses = reference_losses(description, images, labels)
+    torch.testing.assert_close(losses[0], loss_of(images, labels), rtol=1e-6, atol=0)

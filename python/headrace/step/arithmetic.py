@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from . import attention, layout, products, rotary
+from . import attention, images, layout, products, rotary
 from .layout import Ref
 from .raising import (NotRaised, close, columns_of, complete, describe, handles, is_parameter,
                       is_partial, is_value, rows_of, scaled)
@@ -216,7 +216,7 @@ def mean(raiser, node, x, dim=None, keepdim=False, dtype=None):
         if [layout.wrap(d, last + 1) for d in ([dim] if isinstance(dim, int) else dim)] == [last]:
             return Partial("mean_square", x.of)
     if is_value(x) and dim is not None:
-        return products.mean_rows(raiser, x, dim, keepdim)
+        return images.mean_rows(raiser, x, dim, keepdim)
     raise NotRaised("only the mean of squares of the last dimension is known (RMS norm), and the "
                     "mean of rows of a sequence")
 
@@ -341,7 +341,7 @@ def cat(raiser, node, parts, dim=0):
     rank = len(node.meta["val"].shape)
     if layout.wrap(dim, rank) == rank - 1:
         return rotary.joined(raiser, parts)
-    return products.prefixed(raiser, node, parts, layout.wrap(dim, rank))
+    return images.prefixed(raiser, node, parts, layout.wrap(dim, rank))
 
 
 @handles("stack")

@@ -12,6 +12,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 import torch
 
+from .._remote import remote_of
 from . import values
 from .capture import Capture, line_of
 from .events import Event, unsupported
@@ -23,18 +24,20 @@ from .values import Losses, Parameter, Partial
 
 @dataclasses.dataclass
 class MicroInputs:
-    """Of one micro-batch; numbers are places in what ``before`` returns."""
+    """Of one micro-batch; ``tokens``, ``targets`` and ``floats`` are places in what ``before``
+    returns."""
 
-    rows: int
     tokens: Optional[int]
+    token_rows: int             # sequences of ``sequence`` tokens each; 0: none
+    sequence: int
+    vocabulary: int
+    padding: list[int]          # tokens whose embedding torch gives no gradient
     targets: int
-    target_rows: np.ndarray
+    loss_rows: int              # rows that the loss has
+    target_rows: np.ndarray     # and those that there are targets of
     ignored: int
     classes: int
-    vocabulary: int
-    sequence: int
-    padding: list[int]
-    images: list[int]
+    floats: dict[str, int]      # by name of the input
 
 
 @dataclasses.dataclass
@@ -78,11 +81,11 @@ def describe(captured: Capture, model, optimizer) -> Description:
     forward = {
         "headrace_forward": 1, "name": type(model).__name__,
         "precision": _precision(lowering.parameters.values()),
-        "rows": sum(i.rows for i in inputs),
-        "parameters": _parameters(lowering.parameters, optimizer),
+        "rows": max(sum(i.token_rows for i in inputs), sum(i.loss_rows for i in inputs)),
+        "parameters": _parameters(lowering.parameters, model, optimizer),
         "constants": [{"name": name, "values": list(numbers)}
                       for numbers, name in lowering.constants.items()],
-        "inputs": [],
+        "inputs": _inputs(micros),
         "micro_batches": _repeated(micros),
     }
     settings = _optimizer(optimizer)
@@ -168,7 +171,18 @@ def _precision(parameters) -> str:
                       f"{', '.join(sorted(str(d) for d in dtypes))} together are not supported")
 
 
-def _parameters(parameters: dict[str, Parameter], optimizer) -> list[dict[str, Any]]:
+def _remote(model) -> dict[int, dict[str, int]]:
+    """The rule of @remote_memory of each parameter that has one, by id."""
+    rules = {}
+    for module in model.modules():
+        asked = remote_of(module)
+        if asked is not None:
+            rules.update((id(p), asked.rule()) for p in module.parameters())
+    return rules
+
+
+def _parameters(parameters: dict[str, Parameter], model, optimizer) -> list[dict[str, Any]]:
+    remote = _remote(model)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups)
                 for p in group["params"]}
     described = []
@@ -183,6 +197,8 @@ def _parameters(parameters: dict[str, Parameter], optimizer) -> list[dict[str, A
             entry["group"] = group
         if p.transposed:
             entry["transposed"] = True
+        if id(p.tensor) in remote:
+            entry["remote_memory"] = remote[id(p.tensor)]
         described.append(entry)
     if not any(p["trainable"] for p in described):
         raise unsupported("compile_step: none of the optimizer's parameters leads to the loss")
@@ -237,20 +253,29 @@ def _before(raiser: Raiser, losses: Sequence[values.Loss], micros: Sequence[Micr
 
     inputs = []
     for loss, micro in zip(losses, micros):
-        table = next((op for op in micro.ops if op["op"] == "hr.embed"), None)
-        vocabulary = 0
-        if table is not None:
-            vocabulary = raiser_rows(raiser, table["in"][0])
+        table = next((op["in"][0] for op in micro.ops if op["op"] == "hr.embed"), None)
         inputs.append(MicroInputs(
-            rows=loss.x.rows, tokens=None if micro.tokens is None else place(micro.tokens),
-            targets=place(loss.targets), target_rows=loss.rows, ignored=loss.ignored,
+            tokens=None if micro.tokens is None else place(micro.tokens),
+            token_rows=micro.token_rows, sequence=micro.sequence,
+            vocabulary=0 if table is None else _rows_of(raiser, table),
+            padding=[p for p, _ in micro.padding], targets=place(loss.targets),
+            loss_rows=loss.x.rows, target_rows=loss.rows, ignored=loss.ignored,
             classes=loss.weight.cols if loss.weight.transposed else loss.weight.rows,
-            vocabulary=vocabulary, sequence=loss.x.sequence,
-            padding=[p for p, _ in micro.padding], images=[place(n) for n in micro.images]))
+            floats={name: place(v.made.node) for name, v in micro.inputs.items()}))
     return raiser.parts.module(outputs), inputs
 
 
-def raiser_rows(raiser: Raiser, name: str) -> int:
+def _inputs(micros: Sequence[MicroBatch]) -> list[dict[str, Any]]:
+    first = micros[0]
+    if first.inputs and not all(m.ops == first.ops and m.inputs.keys() == first.inputs.keys()
+                                for m in micros):
+        raise unsupported("compile_step: micro-batches of images that are not computed in the same way "
+                          "are not supported")
+    return [{"name": name, "shape": [v.rows, v.cols], "dtype": "f32", "count": len(micros)}
+            for name, v in first.inputs.items()]
+
+
+def _rows_of(raiser: Raiser, name: str) -> int:
     return next(p.rows for p in raiser.parameters.values() if p.name == name)
 
 

@@ -22,7 +22,9 @@ _ACT_GATED = {"silu": 0, "gelu_tanh": 1, "gelu": 6}
 class MicroBatch:
     ops: list[dict[str, Any]]
     tokens: Optional[torch.fx.Node]
-    images: list[torch.fx.Node]
+    token_rows: int
+    sequence: int                         # of the tokens
+    inputs: dict[str, values.Value]       # of floats, by name
     padding: list[tuple[int, torch.fx.Node]]  # rows of tables that torch gives no gradient
 
 
@@ -36,7 +38,8 @@ class Lowering:
     def run(self, loss: Loss, scale: float, own_mean: bool) -> MicroBatch:
         micro = _MicroLowering(self)
         micro.loss(loss, scale, own_mean)
-        return MicroBatch(micro.ops, micro.tokens, micro.images, micro.padding)
+        return MicroBatch(micro.ops, micro.tokens, micro.token_rows, micro.sequence, micro.inputs,
+                          micro.padding)
 
 
 class _MicroLowering:
@@ -44,11 +47,12 @@ class _MicroLowering:
         self.shared = shared
         self.ops: list[dict[str, Any]] = []
         self.tokens: Optional[torch.fx.Node] = None
-        self.images: list[torch.fx.Node] = []
+        self.token_rows, self.sequence = 0, 1
+        self.inputs: dict[str, Value] = {}
         self.padding: list[tuple[int, torch.fx.Node]] = []
         self.names: dict[Any, str] = {}      # of values (and of joined ones, by their parts)
         self.kept: list[Any] = []            # so that ids in keys of names stay theirs
-        self.used: set[str] = set()
+        self.used: set[str] = {"loss", "clip"}  # names of the engine's own
         self.users: dict[int, int] = {}
         self.streams = 0
         self.at = ""                         # module that names of ops begin with
@@ -143,7 +147,7 @@ class _MicroLowering:
         if self.tokens not in (None, made.tokens):
             raise unsupported("compile_step: two tensors of tokens are embedded for one loss, which "
                               "is not supported")
-        self.tokens = made.tokens
+        self.tokens, self.token_rows, self.sequence = made.tokens, v.rows, v.sequence
         if made.padding >= 0:
             self.padding.append((made.padding, made.tokens))
         attrs = {"sequence": v.sequence}
@@ -152,6 +156,31 @@ class _MicroLowering:
             inputs.append(self.parameter(made.positions))
             attrs["positions"] = 1
         return self.emit("hr.embed", self.module(made.table), inputs, v.rows, v.cols, attrs)
+
+    def _input(self, v: Value, made: values.Input) -> str:
+        name = self.fresh("input" if not self.inputs else f"input.{len(self.inputs)}")
+        self.inputs[name] = v
+        return name
+
+    def _patches(self, v: Value, made: values.Patches) -> str:
+        attrs = {"channels": made.channels, "height": made.height, "patch": made.patch}
+        return self.emit("hr.patches", "patches", [self.of(made.x)], v.rows, v.cols, attrs)
+
+    def _prefix(self, v: Value, made: values.Prefix) -> str:
+        inputs = [self.of(made.x)] + [self.parameter(w) for w in made.weights]
+        attrs = {"sequence": v.sequence, "weights": len(made.weights)}
+        if made.positions is not None:
+            inputs.append(self.parameter(made.positions))
+            attrs["positions"] = 1
+        return self.emit("hr.prefix", "prefix", inputs, v.rows, v.cols, attrs)
+
+    def _select(self, v: Value, made: values.Select) -> str:
+        attrs = {"sequence": made.x.sequence, "first": made.first}
+        return self.emit("hr.select", self.here("select"), [self.of(made.x)], v.rows, v.cols, attrs)
+
+    def _meanrows(self, v: Value, made: values.MeanRows) -> str:
+        attrs = {"sequence": made.x.sequence, "first": made.first}
+        return self.emit("hr.mean_rows", self.here("mean"), [self.of(made.x)], v.rows, v.cols, attrs)
 
     def _linear(self, v: Value, made: Linear) -> str:
         return self.products([v], None)

@@ -8,11 +8,12 @@ from typing import Optional
 import numpy as np
 import torch
 
-from . import attention, layout, rotary
+from . import attention, images, layout, rotary
 from .layout import Ref
 from .raising import (NotRaised, close, columns_of, complete, describe, handles, is_parameter,
                       is_partial, is_value, rows_of)
-from .values import (Embed, HeadNorm, Linear, Loss, Losses, Mix, Norm, Parameter, Partial, Value)
+from .values import (Embed, HeadNorm, Linear, Loss, Losses, Mix, Norm, Parameter, Partial, Patches,
+                     Prefix, Select, Value)
 
 
 # ---- parameters as operands --------------------------------------------------------------------
@@ -48,6 +49,8 @@ def note_transposed(p: Parameter, transposed: bool) -> None:
 
 def linear_of(raiser, x, weight, bias=None) -> Ref:
     """x w^T + bias of rows of x; ``weight`` a Ref [outputs, inputs]."""
+    if isinstance(x, torch.fx.Node):
+        x = images.matrix_of(raiser, x)
     ref, rows = columns_of(x)
     p, transposed = _weight(weight)
     if rows.begin != 0 or rows.count != ref.base.cols:
@@ -90,13 +93,15 @@ def plus_parameter(raiser, x: Ref, p: Ref):
     if p.base.tensor.dim() == 1 and isinstance(made, Linear) and made.bias is None:
         return raiser.by_rows(dataclasses.replace(made, bias=_whole_vector(p, x.base.cols, "bias")),
                               rows_of(x)[0], x.base.cols)
-    if isinstance(made, Embed) and made.positions is None:
-        return _with_positions(raiser, x, p)
+    if isinstance(made, (Embed, Prefix)) and made.positions is None:
+        return _with_positions(raiser, x, p, made)
+    if p.base.tensor.dim() > 1 and isinstance(made, Linear) and isinstance(made.x.made, Patches):
+        return _with_positions(raiser, x, p, Prefix(x.base, ()))
     raise NotRaised(f"parameter '{p.base.name}' is added, and not as the bias of a product nor as "
                     "positions of an embedding")
 
 
-def _with_positions(raiser, x: Ref, p: Ref) -> Ref:
+def _with_positions(raiser, x: Ref, p: Ref, made) -> Ref:
     rows_of(x)
     cols, sequence = x.base.cols, x.base.sequence
     axes = [axis for axis in p.axes if len(axis) > 1 or axis is p.axes[-1]]
@@ -107,7 +112,7 @@ def _with_positions(raiser, x: Ref, p: Ref) -> Ref:
     if not fits:
         raise NotRaised(f"'{p.base.name}' is added to an embedding, but not as its rows 0, 1, 2 ... "
                         "by position")
-    return raiser.by_rows(dataclasses.replace(x.base.made, positions=p.base), x, cols)
+    return raiser.by_rows(dataclasses.replace(made, positions=p.base), x, cols)
 
 
 def scaled_product(x: Partial) -> Ref:
@@ -238,7 +243,8 @@ def _loss(raiser, node, x, class_axis, targets, weight, reduction, ignored, smoo
     if targets.meta["val"].numel() != len(rows):
         raise NotRaised(f"{targets.meta['val'].numel()} targets of {len(rows)} rows")
     made = ref.base.made
-    return raiser.add_loss(Loss(made.x, made.weight, made.bias, rows, targets, int(ignored)))
+    x, rows = images.selected(made.x, rows)
+    return raiser.add_loss(Loss(x, made.weight, made.bias, rows, targets, int(ignored)))
 
 
 @handles("cross_entropy_loss")
@@ -273,13 +279,3 @@ def backward(raiser, node, loss):
 @handles("gradient_norm")
 def gradient_norm(raiser, node, loss):
     return Partial("gradient_norm", ())
-
-
-# ---- images ------------------------------------------------------------------------------------
-
-def mean_rows(raiser, x: Ref, dim, keepdim: bool):
-    raise NotRaised("the mean of rows of a sequence is not known yet")
-
-
-def prefixed(raiser, node, parts, dim: int):
-    raise NotRaised("tensors are joined along rows")

@@ -52,6 +52,7 @@ class Raiser:
         self.losses: list[tuple[values.Loss, torch.fx.Node]] = []
         self.backwards: list[Backward] = []
         self.parameters: dict[int, Parameter] = {}
+        self.inputs: dict[torch.fx.Node, Value] = {}  # of floats, by node
         self.node: Optional[torch.fx.Node] = None  # being raised
         self.of_parameters = {t.dtype for n in captured.nodes if self.parts.is_parameter(n)
                               for t in [captured.objects[n.target]]}
@@ -59,7 +60,7 @@ class Raiser:
         self.dtypes = self.of_parameters | {torch.float32, torch.complex64}
 
     def run(self) -> None:
-        from . import arithmetic, attention, products, rotary, views  # noqa: F401  (handlers)
+        from . import arithmetic, attention, images, products, rotary, views  # noqa: F401  (handlers)
         for node in self.captured.nodes:
             if self.parts.kind.get(node) != FLOAT or node.op == "output":
                 continue

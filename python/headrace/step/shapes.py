@@ -16,52 +16,62 @@ from .description import Description, MicroInputs
 
 
 class Rows:
-    """tokens and targets, int32 [rows of the plan], and images, of one step.
+    """tokens and targets, int32 [rows of the plan], and inputs of floats, of one step.
 
     ``values`` is what description.before() gave. HeadraceError("usage") for tokens and targets out
     of range, ("unsupported") for a padding token whose gradient torch would leave out."""
 
     def __init__(self, description: Description, plan: Description, values: list[torch.Tensor]):
-        total = sum(i.rows for i in plan.inputs)
+        total = plan.forward["rows"]
         self.tokens = torch.zeros(total, dtype=torch.int32)
         self.targets = torch.full((total,), -1, dtype=torch.int32)
-        self.images: list[tuple[str, torch.Tensor]] = []
-        begin = 0
-        for mine, planned in zip(description.inputs, plan.inputs):
-            self._fill(mine, planned, values, begin)
-            begin += planned.rows
+        self.floats: list[tuple[str, int, torch.Tensor]] = []  # (name, micro-batch, contiguous)
+        token_begin = loss_begin = 0
+        for k, (mine, planned) in enumerate(zip(description.inputs, plan.inputs)):
+            counted = self._set_targets(mine, planned, values, loss_begin)
+            if mine.tokens is not None:
+                self._set_tokens(mine, planned, values, token_begin, counted)
+            for name, place in mine.floats.items():
+                self.floats.append((name, k, values[place].to(torch.float32).contiguous()))
+            token_begin += planned.token_rows
+            loss_begin += planned.loss_rows
 
-    def _fill(self, mine: MicroInputs, planned: MicroInputs, values, begin: int) -> None:
-        at = begin + _places(mine, planned)  # of each of my rows
+    def _set_targets(self, mine: MicroInputs, planned: MicroInputs, values, begin: int):
+        """Rows, among those of the loss, whose targets count."""
         targets = values[mine.targets].reshape(-1)
         counted = targets != mine.ignored
         _check_range(targets[counted], mine.classes, "target")
-        rows = torch.from_numpy(mine.target_rows)
-        self.targets[at[rows[counted]]] = targets[counted].to(torch.int32)
-        if mine.tokens is not None:
-            tokens = values[mine.tokens].reshape(-1)
-            _check_range(tokens, mine.vocabulary, "token")
-            self._check_padding(mine, tokens, rows[counted])
-            self.tokens[at] = tokens.to(torch.int32)
+        rows = torch.from_numpy(mine.target_rows)[counted]
+        at = _places(rows, mine, planned) if mine.loss_rows == mine.token_rows else rows
+        self.targets[begin + at] = targets[counted].to(torch.int32)
+        return rows
 
-    @staticmethod
-    def _check_padding(mine: MicroInputs, tokens, counted_rows) -> None:
-        if not mine.padding or len(counted_rows) == 0:
-            return
-        last = torch.full((mine.rows // mine.sequence,), -1, dtype=torch.int64)
-        sequence = counted_rows // mine.sequence
-        last.scatter_reduce_(0, sequence, counted_rows % mine.sequence, "amax")
-        seen = torch.arange(mine.sequence)[None, :] <= last[:, None]
-        for padding in mine.padding:
-            if bool(((tokens.reshape(-1, mine.sequence) == padding) & seen).any()):
-                raise HeadraceError(
-                    f"compile_step: token {padding}, the padding_idx of an embedding, is before a "
-                    "target that counts; its embedding has no gradient in torch, which is not "
-                    "supported", "unsupported")
+    def _set_tokens(self, mine, planned, values, begin: int, counted_rows) -> None:
+        tokens = values[mine.tokens].reshape(-1)
+        _check_range(tokens, mine.vocabulary, "token")
+        if mine.padding:
+            _check_padding(mine, tokens, counted_rows)
+        at = _places(torch.arange(mine.token_rows), mine, planned)
+        self.tokens[begin + at] = tokens.to(torch.int32)
 
 
-def _places(mine: MicroInputs, planned: MicroInputs) -> torch.Tensor:
-    rows = torch.arange(mine.rows)
+def _check_padding(mine: MicroInputs, tokens, counted_rows) -> None:
+    last = torch.full((mine.token_rows // mine.sequence,), -1, dtype=torch.int64)
+    if mine.loss_rows == mine.token_rows:
+        last.scatter_reduce_(0, counted_rows // mine.sequence, counted_rows % mine.sequence, "amax")
+    else:
+        last += mine.sequence
+    seen = torch.arange(mine.sequence)[None, :] <= last[:, None]
+    for padding in mine.padding:
+        if bool(((tokens.reshape(-1, mine.sequence) == padding) & seen).any()):
+            raise HeadraceError(
+                f"compile_step: token {padding}, the padding_idx of an embedding, is before a target "
+                "that counts; its embedding has no gradient in torch, which is not supported",
+                "unsupported")
+
+
+def _places(rows: torch.Tensor, mine: MicroInputs, planned: MicroInputs) -> torch.Tensor:
+    """Where rows of mine are among those of the plan."""
     return rows // mine.sequence * planned.sequence + rows % mine.sequence
 
 
@@ -77,13 +87,15 @@ def holds(plan: Description, other: Description) -> bool:
         return True
     if len(plan.inputs) != len(other.inputs) or plan.optimizer != other.optimizer:
         return False
-    mine, planned = sum(i.rows for i in other.inputs), sum(i.rows for i in plan.inputs)
+    mine, planned = other.forward["rows"], plan.forward["rows"]
     if not planned / 2 <= mine <= planned:
         return False
     for a, b in zip(other.inputs, plan.inputs):
-        if a.tokens is None or b.tokens is None or a.sequence > b.sequence:
+        if a.tokens is None or b.tokens is None or a.floats or b.floats:
             return False
-        if a.rows // a.sequence > b.rows // b.sequence or a.sequence < 1:
+        if a.loss_rows != a.token_rows or b.loss_rows != b.token_rows or a.sequence > b.sequence:
+            return False
+        if a.token_rows // a.sequence > b.token_rows // b.sequence:
             return False
     if any(p.tensor is not plan.parameters[n].tensor for n, p in other.parameters.items()
            if n in plan.parameters):

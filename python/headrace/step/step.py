@@ -61,8 +61,8 @@ class CompiledStep:
         expected = self._eager_losses(d, tensors)
         self._ready(target)
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        for name, image in rows.images:
-            self._state.engine.write_input(name, image.data_ptr(), image.numel() * 4)
+        for name, number, values in rows.floats:
+            self._state.engine.write_input(name, values.data_ptr(), values.numel() * 4, number)
         seed = (self._seed * 0x9E3779B97F4A7C15 + self._steps) % 2 ** 63
         losses, norm, skipped = self._state.engine.run(
             rows.tokens.data_ptr(), rows.targets.data_ptr(), len(rows.tokens), rates, seed)
@@ -176,7 +176,7 @@ class CompiledStep:
         if self._check is not None:
             return self._check
         # Eager logits, their log-softmax and what else a forward pass holds.
-        needed = max(3 * 4 * i.rows * i.classes for i in d.inputs)
+        needed = max(3 * 4 * i.loss_rows * i.classes for i in d.inputs)
         return needed <= self._memory // 4
 
     def _eager_losses(self, d: Description, tensors) -> Optional[list[float]]:

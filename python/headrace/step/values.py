@@ -16,7 +16,8 @@ from . import layout
 
 @dataclasses.dataclass(eq=False)
 class Parameter:
-    """A parameter as a matrix: [1, n] of one dimension, else [first size, product of the others]."""
+    """A parameter as a matrix: [1, n] of one dimension, [k, n] of [1, k, n] (class tokens, positions
+    of images), else [first size, product of the others] (a convolution's)."""
 
     name: str
     tensor: torch.Tensor
@@ -24,7 +25,10 @@ class Parameter:
 
     @property
     def rows(self) -> int:
-        return self.tensor.shape[0] if self.tensor.dim() > 1 else 1
+        shape = self.tensor.shape
+        if len(shape) > 2 and shape[0] == 1:
+            return self.tensor.numel() // max(1, shape[-1])
+        return shape[0] if len(shape) > 1 else 1
 
     @property
     def cols(self) -> int:
@@ -128,6 +132,38 @@ class Dropout:
 class Add:
     a: Value
     b: Value
+
+
+@dataclasses.dataclass(eq=False)
+class Input:
+    node: torch.fx.Node         # floats that do not depend on parameters, [rows, cols] as a matrix
+
+
+@dataclasses.dataclass(eq=False)
+class Patches:
+    x: Value                    # images: an Input [S, channels height width]
+    channels: int
+    height: int
+    patch: int
+
+
+@dataclasses.dataclass(eq=False)
+class Prefix:
+    x: Value
+    weights: tuple[Parameter, ...]  # rows before those of x, in each sequence
+    positions: Optional[Parameter] = None
+
+
+@dataclasses.dataclass(eq=False)
+class Select:
+    x: Value
+    first: int                  # rows first .. of each sequence of x, as many as the value's sequence
+
+
+@dataclasses.dataclass(eq=False)
+class MeanRows:
+    x: Value
+    first: int
 
 
 @dataclasses.dataclass(eq=False)
