@@ -74,7 +74,7 @@ class PassPlans:
         if self.workload:
             return
         measure(self.step)
-        self.workload = workload_json(self.step)
+        self.workload = workload_json(self.step, move=self.ledger.settings.move)
         self.compute_seconds = sum(op.seconds for op in self.step.ops)
 
     def choose(self) -> Chosen:
@@ -134,9 +134,7 @@ class PassPlans:
     def _planned(self, room: int, goal: str) -> _core.Plan:
         if room <= 0:
             raise DoesNotFit("no room", 0, 0)
-        settings = self.ledger.settings
-        return _core.plan_workload(self.workload, room, folder=settings.folder,
-                                   machine=settings.machine(), goal=goal)
+        return _core.plan_workload(self.workload, room, folder=self.ledger.settings.folder, goal=goal)
 
     def _refusal(self, room: int) -> DoesNotFit:
         if not self.needed:
