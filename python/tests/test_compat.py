@@ -42,7 +42,7 @@ def run_of(case, how, door=None, memory=None, folder=None):
 def both(case, how, door, folder):
     """Holds the door's runs, in the least memory and with room for all, against the plain one."""
     plain = run_of(case, how)
-    tight = doors.in_the_least(lambda memory: run_of(case, how, door, memory, folder))
+    tight = doors.in_the_least(door, lambda memory: run_of(case, how, door, memory, folder))
     doors.assert_same(tight, plain, door)
     doors.assert_same(run_of(case, how, door, "4GiB", folder), plain, door)
 
@@ -113,7 +113,7 @@ def test_sequences_of_changing_lengths(door, folder):
         return lambda generator: models.token_batch(generator, 4, next(turn))
     how = How(steps=len(lengths))
     plain = doors.train(case.model(), batches(), case.loss, how)
-    got = doors.in_the_least(lambda memory: doors.train(
+    got = doors.in_the_least(door, lambda memory: doors.train(
         case.model(), batches(), case.loss, how, door, memory, folder))
     doors.assert_same(got, plain, door)
 

@@ -79,7 +79,7 @@ def test_models(door, name, folder):
             run(door, "1GiB")
         assert refused.value.code == "unsupported"
         return
-    doors.assert_same(doors.in_the_least(lambda memory: run(door, memory)), run(), door, close=2e-5)
+    doors.assert_same(doors.in_the_least(door, lambda memory: run(door, memory)), run(), door, close=2e-5)
 
 
 @pytest.mark.parametrize("door", ("eager", "compile"))
@@ -90,7 +90,7 @@ def test_checkpointing_of_the_library_inside(door, folder):
         model = case.model()
         model.gradient_checkpointing_enable({"use_reentrant": False})
         return doors.train(model, case.batch, case.loss, How(), door, memory, folder)
-    doors.assert_same(doors.in_the_least(lambda memory: run(door, memory)), run(), door)
+    doors.assert_same(doors.in_the_least(door, lambda memory: run(door, memory)), run(), door)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -130,7 +130,7 @@ def test_trainer_with_one_added_line(more, tmp_path, folder):
         headrace.fit(trainer.model, trainer.create_optimizer(), memory=memory, folder=folder)
         trainer.train()
         return trainer
-    trainer = doors.in_the_least(run)
+    trainer = doors.in_the_least("eager", run)
     assert losses_of(trainer) == losses_of(plain) and len(losses_of(plain)) == 6
     for a, b in zip(trainer.model.parameters(), plain.model.parameters()):
         assert torch.equal(a, b)

@@ -29,7 +29,7 @@ def through(door, memory, folder, case="llama", how=How(), **more):
 
 
 def tight(door, folder, case="llama", how=How(), **more):
-    return doors.in_the_least(lambda memory: through(door, memory, folder, case, how, **more))
+    return doors.in_the_least(door, lambda memory: through(door, memory, folder, case, how, **more))
 
 
 def start_worker(*words, environment=()):
@@ -92,7 +92,7 @@ def test_shapes_that_change_between_micro_batches(door, folder):
         return lambda generator: models.token_batch(generator, 4, lengths.choice([24, 48, 64]))
     case, how = CASES["llama"], How(accumulation=3, steps=6)
     plain = doors.train(case.model(), batches(), case.loss, how)
-    got = doors.in_the_least(lambda memory: doors.train(
+    got = doors.in_the_least(door, lambda memory: doors.train(
         case.model(), batches(), case.loss, how, door, memory, folder))
     doors.assert_same(got, plain, door)
 
@@ -167,7 +167,7 @@ def test_frozen_and_unused_parameters_with_clipping(door, folder):
         return model
     case, how = CASES["llama"]._replace(build=build), How(clip=0.05)
     plain = doors.train(case.model(), case.batch, case.loss, how)
-    got = doors.in_the_least(lambda memory: doors.train(
+    got = doors.in_the_least(door, lambda memory: doors.train(
         case.model(), case.batch, case.loss, how, door, memory, folder))
     doors.assert_same(got, plain, door)
 
@@ -329,7 +329,7 @@ def test_random_models_with_overwritten_memory(folder):
         "    s = r.scenario(seed)\n"
         "    run = lambda d, m: doors.train(s.model(), s.batches(), r.loss, s.how, d, m,\n"
         "                                   sys.argv[1], seed)\n"
-        "    got = doors.in_the_least(lambda m: run('eager', m))\n"
+        "    got = doors.in_the_least('eager', lambda m: run('eager', m))\n"
         "    doors.assert_same(got, run(None, None), 'eager')\n")
     done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True,
                           cwd=HERE, env={**os.environ, "MALLOC_PERTURB_": "90"})
