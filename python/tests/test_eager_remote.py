@@ -51,7 +51,8 @@ class FarBlock(nn.Module):
         self.recompute = recompute
 
     def body(self, x):
-        return F.gelu(self.first(x)) @ self.second.weight
+        h = F.gelu(self.first(x))
+        return h @ self.second.weight if self.recompute is None else self.second(h)
 
     def forward(self, x):
         if self.recompute is None:

@@ -3,7 +3,8 @@
 Such a parameter comes for the forward pass of its module, for the backward ops that ask for it, and
 for the optimizer's step; in between it is a NaN that takes no memory and refuses to be written to.
 The tensor stays the same object. state_dict() and deepcopy of the model see true values, and
-load_state_dict() writes through.
+load_state_dict() writes through. A parameter that is read outside the forward pass of its module (by
+other code, or by a method that torch.utils.checkpoint calls again) is NaN.
 
 Left in memory: parameters that modules without the mark share, and those below 64 KiB.
 """
@@ -110,13 +111,21 @@ class Remotes:
 
     def _hook(self, module: nn.Module, remotes: list[Remote]) -> None:
         add = self._handles.append
-        add(module.register_forward_pre_hook(Hook(lambda *_: self._enter(remotes))))
-        add(module.register_forward_hook(Hook(lambda *_: self._leave(remotes)), always_call=True))
-        for owner in module.modules():
-            if any(id(p) in self.of for p in owner._parameters.values()):
-                add(owner.register_state_dict_post_hook(Hook(self._after_state_dict)))
-                add(owner.register_load_state_dict_pre_hook(Hook(self._before_load)))
-                add(owner.register_load_state_dict_post_hook(Hook(self._after_load)))
+        self._watch(module, remotes)
+        for inner in module.modules():
+            own = [self.of[id(p)] for p in inner._parameters.values() if id(p) in self.of]
+            if not own:
+                continue
+            if inner is not module:  # it may be called again alone, to be recomputed
+                self._watch(inner, own)
+            add(inner.register_state_dict_post_hook(Hook(self._after_state_dict)))
+            add(inner.register_load_state_dict_pre_hook(Hook(self._before_load)))
+            add(inner.register_load_state_dict_post_hook(Hook(self._after_load)))
+
+    def _watch(self, module: nn.Module, remotes: list[Remote]) -> None:
+        self._handles += [
+            module.register_forward_pre_hook(Hook(lambda *_: self._enter(remotes))),
+            module.register_forward_hook(Hook(lambda *_: self._leave(remotes)), always_call=True)]
 
     def end(self) -> None:
         for handle in self._handles:
