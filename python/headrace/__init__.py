@@ -21,11 +21,11 @@ from headrace._core import (
     Machine,
     Plan,
     Run,
-    __version__,
     process_memory,
     reset_peak,
     tune_malloc,
 )
+from headrace._core import version as __version__
 from headrace._doctor import doctor, snapshot_of
 from headrace._errors import DoesNotFit, HeadraceError
 from headrace._memory import parse_bytes

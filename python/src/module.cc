@@ -47,7 +47,7 @@ void bind_errors(nb::module_&) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The compiled part of headrace: plans, the engine that follows them, memory of this process.";
-  m.attr("__version__") = HEADRACE_VERSION;
+  m.attr("version") = HEADRACE_VERSION;
   bind_errors(m);
   bind_machine(m);
   bind_plan(m);
