@@ -108,11 +108,12 @@ class Model(nn.Module):
         x = self.embed(tokens)
         if self.pos is not None:
             x = x + self.pos.weight[: tokens.shape[1]]
+        table = [t[: tokens.shape[1]] for t in self.table]
         for block in self.blocks:
             if self.a.checkpoint:
-                x = checkpoint(block, x, *self.table, use_reentrant=False)
+                x = checkpoint(block, x, *table, use_reentrant=False)
             else:
-                x = block(x, *self.table)
+                x = block(x, *table)
         logits = self.out(self.norm(x))
         return F.cross_entropy(logits.float().view(-1, self.a.vocab), targets.reshape(-1))
 

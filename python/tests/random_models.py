@@ -186,7 +186,8 @@ def _dropout(net, r, width):
 
 
 def _recurrent(net, r, width):
-    net.cell = nn.RNNCell(width, width)
+    # GRU cells work in place on parts of one storage that are no views of it.
+    net.cell = r.choice([nn.RNNCell, nn.GRUCell])(width, width)
 
     def forward(x, y):
         state = y[:, 0]
