@@ -144,6 +144,19 @@ Status load_weight(ExecutorState& state, const Program& p, const Residency& r) {
   return store_copy(state, r, bytes, 0, {buffer.get(), static_cast<size_t>(bytes)});
 }
 
+// True when `places` together have all of bytes [begin, begin + bytes).
+bool covered(const Tensor& t, std::vector<const Residency*> places, Bytes begin, Bytes bytes) {
+  std::sort(places.begin(), places.end(), [](const Residency* a, const Residency* b) {
+    return a->range.begin < b->range.begin;
+  });
+  Bytes at = begin;
+  for (const Residency* r : places) {
+    const Overlap part = overlap_of(t, *r, begin, bytes);
+    if (part.first <= at) at = std::max(at, part.end);
+  }
+  return at >= begin + bytes;
+}
+
 // Bytes [begin, begin + out.size()) of a tensor from those of its residencies that `there` names.
 template <typename There>
 Status read_places(ExecutorState& s, const Program& p, TensorId id, Bytes begin,
@@ -159,7 +172,7 @@ Status read_places(ExecutorState& s, const Program& p, TensorId id, Bytes begin,
     const bool a_here = a->tier == kDevice, b_here = b->tier == kDevice;
     return a_here != b_here ? b_here : a->begin < b->begin;
   });
-  if (places.empty() && !out.empty()) {
+  if (!covered(t, places, begin, static_cast<Bytes>(out.size()))) {
     return error(Code::kUsage, "'%s' is nowhere", t.name.c_str());
   }
   for (const Residency* r : places) {

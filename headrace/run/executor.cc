@@ -356,10 +356,11 @@ Result<const Executor::Turn*> Executor::next() {
 Status Executor::abandon() {
   ExecutorState& s = *state_;
   HR_CHECK(s.walk != nullptr, "abandon() between begin() and the end of the run");
-  s.abandoned_at = Step(static_cast<int64_t>(s.walk->position()));
+  const Step at(static_cast<int64_t>(s.walk->position()));
   s.walk.reset();
-  Status status = s.settle();
-  s.fail(error(Code::kCancelled, "left in the middle of a step"));
+  const Status status = s.settle();
+  if (status.ok()) s.abandoned_at = at;  // else nobody knows what is there
+  s.fail(status.ok() ? error(Code::kCancelled, "left in the middle of a step") : status);
   return status;
 }
 

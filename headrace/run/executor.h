@@ -111,10 +111,10 @@ class Executor {
   Status begin(Prepared& prepared, const StepRows& rows, Trace* trace);
   Result<const Turn*> next();
   // Ends a run in the middle, before the op of the last turn has been computed: all transfers end.
-  // Nothing runs afterwards, but read_abandoned().
+  // Nothing runs afterwards, but read_abandoned(); not even that when a transfer failed.
   Status abandon();
-  // After abandon(): the bytes of a tensor that a later op of the Program would have read. kUsage when
-  // there is no such tensor or it is nowhere.
+  // After abandon() was ok: the first bytes of a tensor that a later op of the Program would have read.
+  // kUsage when there is no such tensor, or not all of these bytes are anywhere.
   Status read_abandoned(std::string_view name, std::span<std::byte> out);
 
   // The output called `name` as of the last run: [max_output_rows, cols], f32, valid until the
