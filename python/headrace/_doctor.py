@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json as _json
 import os
-from typing import Any, Union
+from typing import Any, Literal, Union, overload
 
 from headrace import _core
 from headrace._plan import MachineLike, find_machine
 from headrace._text import Text
 
 Path = Union[str, "os.PathLike[str]"]
+
+
+@overload
+def doctor(path: Path, *, machine: MachineLike = ..., slowdown: float = ..., plan: bool = ...,
+           json: Literal[False] = ...) -> Text: ...
+
+
+@overload
+def doctor(path: Path, *, machine: MachineLike = ..., slowdown: float = ..., plan: bool = ...,
+           json: Literal[True]) -> dict[str, Any]: ...
 
 
 def doctor(path: Path, *, machine: MachineLike = None, slowdown: float = 0.03, plan: bool = True,

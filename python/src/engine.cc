@@ -239,7 +239,8 @@ void bind_turn(nb::module_& m) {
         return f.released->load(std::memory_order_acquire);
       });
   nb::class_<Borrowed>(m, "Borrowed", "Bytes of an arena for torch.from_dlpack: uint8 [bytes], once.")
-      .def("__dlpack__", [](Borrowed& b, nb::kwargs) { return dlpack(b); }, nb::arg("kwargs"))
+      .def("__dlpack__", [](Borrowed& b, nb::kwargs) { return dlpack(b); }, nb::arg("kwargs"),
+           nb::sig("def __dlpack__(self, **kwargs: object) -> object"))
       .def("__dlpack_device__", [](const Borrowed&) { return std::make_pair(1, 0); });
 }
 
