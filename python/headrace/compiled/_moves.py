@@ -144,7 +144,7 @@ class Mover:
         register_mover(self.number, self)
 
     @property
-    def arena_bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Memory that it holds between passes."""
         return self.plan.arena_bytes if self.moved is not None else 0
 

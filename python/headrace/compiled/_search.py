@@ -1,0 +1,114 @@
+"""The plans of one step: how fast it is in how much memory, and the least that it can do with.
+
+Draft   a plan of values (kept, computed again, moved) with the plan of its moves, and what both take.
+Search  looks for drafts. Budgets lie on a fixed grid between the least and everything kept, and a
+        room gets the fastest draft of all that fit: more memory is never predicted to be slower.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from .. import _core
+from .._errors import DoesNotFit
+from ._live import live_bytes
+from ._measure import measure
+from ._moves import events_workload
+from ._options import Settings
+from ._schedule import Action, everything_kept, schedule_of
+from ._step import Step
+from ._workload import workload_json
+
+GRID = 32
+# Rounds in which the values' budget shrinks until the arena of what moves fits beside them.
+MOST_ROUNDS = 12
+# What an engine holds besides its arena: rings, tables, and 4 MiB for transfers.
+ENGINE_BYTES = 6 << 20
+
+
+@dataclass
+class Draft:
+    """`bytes` is all that a run takes beside what is outside: values, workspaces, the moves' arena."""
+
+    actions: list[Action]
+    seconds: float
+    bytes: int
+    plan: Optional[_core.Plan] = None    # None: everything is kept
+    moves: Optional[_core.Plan] = None   # None: nothing moves
+
+
+class Search:
+    """Measures the step's ops when it is made."""
+
+    def __init__(self, step: Step, settings: Settings) -> None:
+        self.step = step
+        self.folder = settings.folder
+        measure(step)
+        self.workload = workload_json(step, move=settings.move)
+        kept = everything_kept(step)
+        self.kept = Draft(kept, sum(op.seconds for op in step.ops), live_bytes(step, kept)[0])
+        self._made: dict[int, Optional[Draft]] = {}
+        self._least = 0
+
+    def best(self, room: int) -> Optional[Draft]:
+        """The fastest draft of the grid that fits into `room` bytes; None: nothing does."""
+        if room >= self.kept.bytes:
+            return self.kept
+        least = self.least()
+        if room < least:
+            return None
+        span = self.kept.bytes - least
+        fitting = [self.at(least + span * i // GRID) for i in range(GRID)
+                   if least + span * i // GRID <= room]
+        return min((d for d in fitting if d is not None), key=lambda d: d.seconds)
+
+    def least(self) -> int:
+        """The least room that a draft was found for, to 1 %."""
+        if not self._least:
+            low, high = 0, self.kept.bytes
+            while high - low > high // 100:
+                middle = (low + high) // 2
+                if self.at(middle) is not None:
+                    high = middle
+                else:
+                    low = middle
+            self._least = high
+            if high == self.kept.bytes:
+                self._made[high] = self.kept
+        return self._least
+
+    def at(self, room: int) -> Optional[Draft]:
+        """A draft that takes at most `room` bytes."""
+        if room not in self._made:
+            self._made[room] = self._draft(room)
+        return self._made[room]
+
+    def _draft(self, room: int) -> Optional[Draft]:
+        budget = room
+        for _ in range(MOST_ROUNDS):
+            if budget <= 0:
+                return None
+            try:
+                plan = _core.plan_workload(self.workload, budget, folder=self.folder)
+            except DoesNotFit:
+                return None
+            actions = schedule_of(self.step, plan.instructions())
+            peak = live_bytes(self.step, actions)[0]
+            if not any(action.kind == "store" for action in actions):
+                return Draft(actions, plan.predicted_seconds, peak, plan)
+            moves = self._moves(actions, room - peak - ENGINE_BYTES)
+            if moves is not None:
+                stall = moves.predicted_seconds - moves.compute_seconds
+                return Draft(actions, plan.predicted_seconds + max(0.0, stall),
+                             peak + ENGINE_BYTES + moves.arena_bytes, plan, moves)
+            budget -= max(room // 24, peak - room)
+        return None
+
+    def _moves(self, actions: list[Action], arena: int) -> Optional[_core.Plan]:
+        if arena <= 0:
+            return None
+        try:
+            return _core.plan_workload(events_workload(self.step, actions), arena,
+                                       folder=self.folder, recompute=False)
+        except DoesNotFit:
+            return None
