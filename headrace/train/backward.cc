@@ -44,6 +44,7 @@ Status Backward::run(size_t begin, size_t end) {
     }
     at_ = i;
     (this->*rule->emit)(op);
+    HR_TRY(failed_);
   }
   return {};
 }
@@ -317,7 +318,12 @@ void Backward::emit_dx(Op op, TensorId t, bool fuses) {
 void Backward::set_targets(Op* op, const std::vector<TensorId>& weights) {
   const bool first = !targets_.contains(weights[0]);
   for (const TensorId w : weights) {
-    HR_CHECK(targets_.contains(w) != first, "targets of one op that have parts and have none");
+    if (targets_.contains(w) == first) {
+      failed_ = error(Code::kUnsupported,
+                      "op '%s': '%s' and '%s' are used together here and not elsewhere, or twice",
+                      op->name.c_str(), g_.at(weights[0]).name.c_str(), g_.at(w).name.c_str());
+      return;
+    }
     if (first) {
       Tensor t;
       t.name = g_.at(w).name + ".grad";

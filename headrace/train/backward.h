@@ -30,7 +30,8 @@ class Backward {
   Backward(Graph* graph, std::vector<Parameter>* parameters);
 
   // Appends the gradients of ops [begin, end), the last op first. Runs over the ops of one forward
-  // pass must follow one another in reverse. kUnsupported: an op that has no gradient here.
+  // pass must follow one another in reverse. kUnsupported: an op that has no gradient here; weights
+  // whose gradients one op would have to write and add to.
   Status run(size_t begin, size_t end);
 
  private:
@@ -75,6 +76,7 @@ class Backward {
   std::vector<int> parts_;                 // by tensor: contributions so far, for names
   size_t seen_ = 0;                        // ops that needs_ knows of
   size_t at_ = 0;                          // the op whose gradient is being made
+  Status failed_;
 };
 
 }  // namespace headrace
