@@ -303,6 +303,25 @@ bool is_forward(const std::string& kernel) {
   return std::find(kOurs.begin(), kOurs.end(), kernel) == kOurs.end();
 }
 
+// Operands [begin, end) of an op that are weights: what it computes gradients of.
+struct Operands {
+  size_t begin = 0, end = 0;
+};
+Operands weights_of(const CapturedOp& op) {
+  const auto attr = [&](Attr key) {
+    const auto found = op.attrs.find(key);
+    const double value = found == op.attrs.end() ? 0 : found->second;
+    return value >= 0 && value <= static_cast<double>(kMostOperands) ? static_cast<size_t>(value)
+                                                                     : size_t{0};
+  };
+  const size_t all = op.inputs.size();
+  if (op.kernel == "hr.embed") return {0, all};
+  if (op.kernel == "hr.norm" || op.kernel == "hr.qk_norm" || op.kernel == "hr.loss") return {1, all};
+  if (op.kernel == "hr.linear") return {1, 1 + attr(Attr::kWeights) * (1 + attr(Attr::kBias))};
+  if (op.kernel == "hr.prefix") return {1, 1 + attr(Attr::kWeights) + attr(Attr::kPositions)};
+  return {};
+}
+
 class Checker {
  public:
   explicit Checker(CapturedForward* forward) : c_(*forward) {}
@@ -312,7 +331,14 @@ class Checker {
     for (size_t m = 0; m < c_.micro_batches.size(); ++m) {
       HR_TRY(micro_batch(&c_.micro_batches[m]).within(text_of("micro-batch %zu", m)));
     }
-    for (CapturedParameter& p : c_.parameters) p.table = tables_.contains(p.name) && !p.transposed;
+    for (CapturedParameter& p : c_.parameters) {
+      p.table = tables_.contains(p.name) && !p.transposed;
+      const double tiles = static_cast<double>(p.rows) * static_cast<double>(p.cols) * 4 /
+                           static_cast<double>(kTableTile);
+      if (!p.table || tiles < static_cast<double>(kMostOperands)) continue;
+      return error(Code::kUnsupported, "parameter %s: a table of more than %zu tiles of 16 MiB",
+                   shown(p.name).c_str(), kMostOperands);
+    }
     const auto trained = [&](const CapturedParameter& p) {
       return p.trainable && used_.contains(p.name);
     };
@@ -407,6 +433,11 @@ class Checker {
     if (known.what != What::kParameter) return {};
     const CapturedParameter& p = c_.parameters[known.number];
     name = p.name;  // of a tied one, the first
+    const Operands weights = weights_of(*op);
+    if (p.trainable && (i < weights.begin || i >= weights.end)) {
+      return error(Code::kUnsupported, "operand %zu, %s, is trained: %s gives it no gradient", i,
+                   shown(name).c_str(), op->kernel.c_str());
+    }
     const auto on = [&](Attr attr) {
       const auto found = op->attrs.find(attr);
       return found != op->attrs.end() && found->second > 0;

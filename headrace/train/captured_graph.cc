@@ -53,6 +53,14 @@ class CapturedBuilder {
 
   bool has_both_orders() const { return both_orders_; }
 
+  // The forward ops alone: gradients are made of ops that verify() has seen.
+  Status check_forward() {
+    for (Micro& micro : micros_) {
+      for (size_t stage = 0; stage + 1 < micro.stages.size(); ++stage) add(stage, &micro);
+    }
+    return verify(g_).within("'" + g_.name + "'");
+  }
+
   Status run(MicroOrder order) {
     MicroBatches batches;
     batches.order = order;
@@ -235,6 +243,12 @@ void add_remote_rules(const CapturedForward& forward, TrainStep* step) {
   }
 }
 
+Status check_forward(const CapturedForward& forward) {
+  TrainStep step;
+  step.workload.graph.name = forward.name;
+  return CapturedBuilder(forward, &step).check_forward();
+}
+
 Result<TrainStep> build(const CapturedForward& forward, const CapturedOptimizer& optimizer,
                         const StepOptions& options, MicroOrder order, bool* both_orders) {
   TrainStep step;
@@ -280,6 +294,7 @@ Result<std::vector<std::shared_ptr<TrainStep>>> build_captured_steps(
     return error(Code::kUsage, "parameter '%s' is of group %lld; the optimizer has %zu",
                  p.name.c_str(), static_cast<long long>(p.group), optimizer.groups.size());
   }
+  HR_TRY(check_forward(forward));
   std::vector<std::shared_ptr<TrainStep>> steps;
   bool both = false;
   HR_ASSIGN(TrainStep first, build(forward, optimizer, options, MicroOrder::kBatchMajor, &both));
