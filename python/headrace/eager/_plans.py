@@ -94,9 +94,11 @@ class Plans:
         """
         if self._waiting is None:
             return
-        signature, order, states = self._waiting
+        s, (signature, order, states) = self.settings, self._waiting
         plan = self._plan(order, extra_bytes)
         self._waiting = None
+        if s.verbose:
+            print(plan if plan is not None else _fits(order, extra_bytes, s))
         self.known.append(Known(signature, order, states, plan))
         del self.known[:-MOST_PLANS]
 
@@ -137,3 +139,9 @@ class Plans:
             f"gradients, logits and temporaries of ops take {others / mib:,.0f} MiB at their peak, "
             f"saved tensors and optimizer state in use at the same time {arena / mib:,.0f} MiB. "
             f"Options: {'; '.join(options)}.", needed, memory, options)
+
+
+def _fits(order: Order, extra_bytes: int, settings: Settings) -> str:
+    growth = order.kept_bytes + extra_bytes - settings.base_bytes
+    return (f"headrace.fit: everything fits in {settings.memory >> 20:,} MiB (about "
+            f"{growth >> 20:,} MiB with all kept): nothing is moved")

@@ -56,7 +56,7 @@ class Recorder:
         self.dead: dict[str, int] = {}  # event after which nobody could ask for a key any more
         self.lent: dict[str, int] = {}  # bytes of copies in use, by key
         self.saved_bytes = 0  # of keys that somebody can still ask for
-        self.others_bytes = self.kept_bytes = 0
+        self.others_bytes = self.kept_bytes = self.peak_bytes = 0
         self._since = time.perf_counter()
         self.begin_segment()
 
@@ -67,7 +67,9 @@ class Recorder:
     def end_segment(self) -> None:
         if self.events:
             self.events[-1].seconds += time.perf_counter() - self._since
-        others = _core.process_memory().peak - sum(self.lent.values())
+        peak = _core.process_memory().peak
+        self.peak_bytes = max(self.peak_bytes, peak)
+        others = peak - sum(self.lent.values())
         self.others_bytes = max(self.others_bytes, others)
         self.kept_bytes = max(self.kept_bytes, others + self.saved_bytes)
 

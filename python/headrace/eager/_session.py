@@ -162,6 +162,8 @@ class Session:
                 order = self.recorder.finish(lasting, self.remotes.rules())
                 self.plans.add(self.signature, order, lasting)
                 self.stats.recorded += 1
+                self.stats.recorded_peak_bytes = max(self.stats.recorded_peak_bytes,
+                                                     self.recorder.peak_bytes)
             elif self.mode is Mode.DEVIATED:
                 self.plans.distrust()
             self.recorder = None
