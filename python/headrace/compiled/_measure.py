@@ -45,30 +45,32 @@ def _fill(base: torch.Tensor, dtype: torch.dtype) -> None:
         base.zero_()
 
 
-def _operands(node: fx.Node) -> tuple[tuple, dict]:
-    """Real tensors in place of the nodes; what shares a storage in the graph shares one here."""
-    bases: dict[int, torch.Tensor] = {}
+class _Operands:
+    """Real tensors in place of nodes; what shares a storage in the graph shares one here. (A class:
+    functions that call each other would be a cycle, and keep the tensors until it is collected.)"""
 
-    def real(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            key = storage_key(value)
-            if key not in bases:
-                count = value.untyped_storage().nbytes() // value.element_size()
-                bases[key] = torch.empty(count, dtype=value.dtype)
-                _fill(bases[key], value.dtype)
-            base = bases[key]
-            if base.dtype != value.dtype:
-                base = base.view(value.dtype)
-            return base.as_strided(value.shape, value.stride(), value.storage_offset())
+    def __init__(self) -> None:
+        self.bases: dict[int, torch.Tensor] = {}
+
+    def of(self, node: fx.Node) -> Any:
+        if "val" not in node.meta:
+            raise refuse(f"{node.name} has no known value")
+        return self.real(node.meta["val"])
+
+    def real(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return type(value)(real(v) for v in value)
-        return value
-
-    def replace(arg: fx.Node) -> Any:
-        if "val" not in arg.meta:
-            raise refuse(f"{arg.name} has no known value")
-        return real(arg.meta["val"])
-    return map_arg(node.args, replace), map_arg(node.kwargs, replace)
+            return type(value)(self.real(v) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        key = storage_key(value)
+        if key not in self.bases:
+            count = value.untyped_storage().nbytes() // value.element_size()
+            self.bases[key] = torch.empty(count, dtype=value.dtype)
+            _fill(self.bases[key], value.dtype)
+        base = self.bases[key]
+        if base.dtype != value.dtype:
+            base = base.view(value.dtype)
+        return base.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _flat(result: Any) -> list[torch.Tensor]:
@@ -80,7 +82,8 @@ def _flat(result: Any) -> list[torch.Tensor]:
 
 
 def _run(node: fx.Node) -> tuple[float, int, int]:
-    args, kwargs = _operands(node)
+    operands = _Operands()
+    args, kwargs = map_arg(node.args, operands.of), map_arg(node.kwargs, operands.of)
     lent = {t.untyped_storage()._cdata for t in (*_flat(args), *_flat(tuple(kwargs.values())))}
     began = time.perf_counter()
     node.target(*args, **kwargs)  # the first run also makes what a library keeps
