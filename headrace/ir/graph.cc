@@ -23,7 +23,7 @@ constexpr std::array<const char*, kAttrCount> kAttrs = {
     "probability", "stream",       "grad",           "max_norm", "beta1",     "beta2",
     "weight_decay", "momentum",    "group",
     "causal",   "first",           "channels",       "height",   "patch",
-    "own_mean"};
+    "own_mean", "smoothing"};
 
 constexpr std::array<const char*, kDataClassCount> kClasses = {
     "weight", "optimizer", "gradient", "activation", "kv", "input", "other"};

@@ -171,9 +171,9 @@ enum class Attr : uint8_t {
   // Of training ops (train_ops.h).
   kRowBegin, kSequence, kPositions, kWeights, kBias, kInverse, kProbability, kStream, kGrad,
   kMaxNorm, kBeta1, kBeta2, kWeightDecay, kMomentum, kGroup,
-  kCausal, kFirst, kChannels, kHeight, kPatch, kOwnMean,
+  kCausal, kFirst, kChannels, kHeight, kPatch, kOwnMean, kSmoothing,
 };
-constexpr int kAttrCount = 44;
+constexpr int kAttrCount = 45;
 const char* name_of(Attr attr);
 
 struct Op {

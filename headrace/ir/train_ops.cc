@@ -33,6 +33,7 @@ constexpr AttrRule kHeadsRule{Attr::kHeads, 1, 1 << 20};
 constexpr AttrRule kKvHeadsRule{Attr::kKvHeads, 1, 1 << 20};
 constexpr AttrRule kHeadDimRule{Attr::kHeadDim, 1, 1 << 20};
 constexpr AttrRule kActRule{Attr::kAct, 0, 7};
+constexpr AttrRule kAddOneRule{Attr::kAddOne, 0, 1};
 constexpr AttrRule kFirstRule{Attr::kFirst, 0, kMostCount};
 constexpr AttrRule kStreamRule{Attr::kStream, 0, kMostCount};
 constexpr AttrRule kDecayRule{Attr::kWeightDecay, 0, 1e9, false};
@@ -121,6 +122,11 @@ class OpVerifier {
   Status whole_sequences(int64_t rows) {
     return need(rows % op_.iattr(Attr::kSequence) == 0, "rows are not whole sequences");
   }
+  // A position table, from row `first` on.
+  Status positions_in(const Tensor& table) {
+    return need(table.rows >= op_.iattr(Attr::kFirst) + op_.iattr(Attr::kSequence), table,
+                "has fewer rows than a sequence has positions");
+  }
   // Columns [col_begin, col_begin + n) of t.
   Status columns(const Tensor& t, int64_t n) {
     return need(op_.iattr(Attr::kColBegin) + n <= t.cols, t, "has fewer columns than are used");
@@ -130,6 +136,10 @@ class OpVerifier {
 
   Status embed();
   Status embed_grad();
+  Status columns();
+  Status columns_grad();
+  Status scale();
+  Status scale_dw();
   Status patches();
   Status prefix();
   Status prefix_grad();
@@ -165,6 +175,7 @@ class OpVerifier {
   Status check_distinct();
   Status weights_of(size_t first, int64_t cols, int64_t* rows);
   Status part_of(const Tensor& all, const Tensor& part);
+  Status index_of(const Tensor& all, const Tensor& part);
   Status norm_operands(const Tensor& x, const Tensor& stat);
   Status heads(const Tensor& qkv);
   Status runs(const Tensor& q, const Tensor& k, const Tensor& stat);
@@ -185,8 +196,14 @@ const std::vector<OpVerifier::Entry>& OpVerifier::table() {
       kHeadsRule, kKvHeadsRule, kHeadDimRule, kScaleRule, kSequenceRule,
       {Attr::kCausal, 0, 1}, {Attr::kWindow, 0, kMostCount}};
   static const std::vector<Entry> kTable = {
-      {"hr.embed", {kRowBeginRule, kSequenceRule, kPositionsRule}, &V::embed},
-      {"hr.embed_grad", {kRowBeginRule, kSequenceRule, kPositionsRule}, &V::embed_grad},
+      {"hr.embed", {kRowBeginRule, kSequenceRule, kPositionsRule, kFirstRule}, &V::embed},
+      {"hr.embed_grad",
+       {kRowBeginRule, kSequenceRule, kPositionsRule, kFirstRule},
+       &V::embed_grad},
+      {"hr.columns", {}, &V::columns},
+      {"hr.columns_grad", {}, &V::columns_grad},
+      {"hr.scale", {kScaleRule}, &V::scale},
+      {"hr.scale_dw", {kScaleRule}, &V::scale_dw},
       {"hr.patches",
        {{Attr::kChannels, 1, kMostCount}, {Attr::kHeight, 1, kMostCount},
         {Attr::kPatch, 1, kMostCount}},
@@ -200,11 +217,15 @@ const std::vector<OpVerifier::Entry>& OpVerifier::table() {
       {"hr.linear", {kWeightsRule, kBiasRule, kScaleRule, kColBeginRule}, &V::linear},
       {"hr.linear_dx", {kWeightsRule, kScaleRule, kColBeginRule}, &V::linear_dx},
       {"hr.linear_dw", {kBiasRule, kScaleRule, kColBeginRule}, &V::linear_dw},
-      {"hr.norm", {kNormRule, kEpsRule}, &V::norm},
-      {"hr.norm_dx", {kNormRule}, &V::norm_dx},
+      {"hr.norm", {kNormRule, kEpsRule, kAddOneRule}, &V::norm},
+      {"hr.norm_dx", {kNormRule, kAddOneRule}, &V::norm_dx},
       {"hr.norm_dw", {kNormRule, kBiasRule}, &V::norm_dw},
-      {"hr.qk_norm", {kHeadsRule, kKvHeadsRule, kHeadDimRule, kNormRule, kEpsRule}, &V::qk_norm},
-      {"hr.qk_norm_dx", {kHeadsRule, kKvHeadsRule, kHeadDimRule, kNormRule}, &V::qk_norm_dx},
+      {"hr.qk_norm",
+       {kHeadsRule, kKvHeadsRule, kHeadDimRule, kNormRule, kEpsRule, kAddOneRule},
+       &V::qk_norm},
+      {"hr.qk_norm_dx",
+       {kHeadsRule, kKvHeadsRule, kHeadDimRule, kNormRule, kAddOneRule},
+       &V::qk_norm_dx},
       {"hr.qk_norm_dw", {kHeadsRule, kKvHeadsRule, kHeadDimRule, kNormRule}, &V::qk_norm_dw},
       {"hr.rope",
        {kHeadsRule, kKvHeadsRule, kHeadDimRule, {Attr::kRopeHalfSplit, 0, 1}, kSequenceRule,
@@ -219,7 +240,8 @@ const std::vector<OpVerifier::Entry>& OpVerifier::table() {
        &V::dropout},
       {"hr.add", {}, &V::add},
       {"hr.loss",
-       {kRowBeginRule, {Attr::kGrad, 0, 2}, kBiasRule, kScaleRule, {Attr::kOwnMean, 0, 1}},
+       {kRowBeginRule, {Attr::kGrad, 0, 2}, kBiasRule, kScaleRule, {Attr::kOwnMean, 0, 1},
+        {Attr::kSmoothing, 0, 1, false}},
        &V::loss},
       {"hr.mean_loss", {}, &V::mean_loss},
       {"hr.guard", {}, &V::guard},
@@ -291,8 +313,7 @@ Status OpVerifier::embed() {
   HR_TRY(set_compute(x));
   for (size_t i = 0; i < inputs(); ++i) HR_TRY(plain(in(i), in(i).rows, x.cols));
   if (positions > 0) {
-    HR_TRY(need(in(inputs() - 1).rows >= op_.iattr(Attr::kSequence), in(inputs() - 1),
-                "has fewer rows than a sequence has positions"));
+    HR_TRY(positions_in(in(inputs() - 1)));
   }
   HR_TRY(step_rows(x.rows));
   return whole_sequences(x.rows);
@@ -305,12 +326,57 @@ Status OpVerifier::embed_grad() {
   HR_TRY(set_compute(dx));
   for (size_t i = 0; i < targets_.size(); ++i) HR_TRY(f32(target(i), target(i).rows, dx.cols));
   if (op_.iattr(Attr::kPositions) > 0) {
-    const Tensor& last = target(targets_.size() - 1);
-    HR_TRY(need(last.rows >= op_.iattr(Attr::kSequence), last,
-                "has fewer rows than a sequence has positions"));
+    HR_TRY(positions_in(target(targets_.size() - 1)));
   }
   HR_TRY(step_rows(dx.rows));
   return whole_sequences(dx.rows);
+}
+
+// Input 1 says which columns of `all` those of `part` are: each at most once.
+Status OpVerifier::index_of(const Tensor& all, const Tensor& part) {
+  HR_TRY(set_compute(all));
+  HR_TRY(plain(part, all.rows, part.cols));
+  const Tensor& index = in(1);
+  HR_TRY(f32(index, 1, part.cols));
+  HR_TRY(need(index.role == Role::kConstant, index, "is not a constant"));
+  std::vector<bool> used(static_cast<size_t>(all.cols), false);
+  for (const float column : index.constant) {
+    const bool inside = column >= 0 && column < static_cast<float>(all.cols) &&
+                        column == std::floor(column);
+    HR_TRY(need(inside, index, "names a column that there is not"));
+    HR_TRY(need(!used[static_cast<size_t>(column)], index, "names a column twice"));
+    used[static_cast<size_t>(column)] = true;
+  }
+  return {};
+}
+
+Status OpVerifier::columns() {
+  HR_TRY(need_inputs(2, 2));
+  HR_TRY(need_outputs(1));
+  return index_of(in(0), out(0));
+}
+
+Status OpVerifier::columns_grad() {
+  HR_TRY(need_inputs(2, 2));
+  HR_TRY(need_outputs(1));
+  return index_of(out(0), in(0));
+}
+
+Status OpVerifier::scale() {
+  HR_TRY(need_inputs(1, 2));
+  HR_TRY(need_outputs(1));
+  HR_TRY(set_compute(in(0)));
+  if (inputs() > 1) HR_TRY(f32(in(1), 1, in(0).cols));
+  return plain(out(0), in(0).rows, in(0).cols);
+}
+
+Status OpVerifier::scale_dw() {
+  HR_TRY(need_inputs(2, 2));
+  HR_TRY(find_targets(0));
+  HR_TRY(need_targets(1));
+  HR_TRY(set_compute(in(0)));
+  HR_TRY(plain(in(1), in(0).rows, in(0).cols));
+  return f32(target(0), 1, in(0).cols);
 }
 
 Status OpVerifier::patches() {
@@ -343,7 +409,7 @@ Status OpVerifier::prefix() {
   if (positions == 0) return {};
   const Tensor& table = in(1 + weights);
   HR_TRY(plain(table, table.rows, x.cols));
-  return need(table.rows >= sequence, table, "has fewer rows than a sequence has positions");
+  return positions_in(table);
 }
 
 Status OpVerifier::prefix_grad() {

@@ -17,11 +17,11 @@
 // Token t of an op is row row_begin + t of the StepRows; its position is t mod sequence.
 //
 //   hr.embed          in: table tiles [v_i, n] c, in row order; with attr positions = 1 then also a
-//                     position table [P, n] c. out: x [T, n] c = table[token] (+ pos[position]).
-//                     attrs: row_begin, sequence, positions
+//                     position table [P, n] c. out: x [T, n] c = table[token] (+ pos[first +
+//                     position]). attrs: row_begin, sequence, positions, first
 //   hr.embed_grad     in: dx [T, n] c. targets: of each table tile, then of the position table.
 //                     With positions = 1 there may be no tiles: the position table alone.
-//                     attrs: row_begin, sequence, positions
+//                     attrs: row_begin, sequence, positions, first
 //   hr.patches        in: images f32 [S, channels height width]. out: [S P, channels patch patch] c: the
 //                     P = (height / patch) (width / patch) squares of each image, row by row of them;
 //                     columns are those of a Conv2d weight [n, channels, patch, patch] read as a
@@ -41,6 +41,12 @@
 //   hr.mean_rows      in: x [S sequence, n] c. out: y [S, n] c: the mean of rows first .. sequence of
 //                     each sequence. attrs: sequence, first
 //   hr.mean_rows_grad in: dy [S, n] c. out: dx [S sequence, n] c. attrs: sequence, first
+//   hr.columns        in: x [T, N] c, index f32 [1, m], a constant of different integers below N.
+//                     out: y [T, m] c, column j is column index[j] of x: queries, keys and values
+//                     that a product gives head by head are put one after another.
+//   hr.columns_grad   in: dy [T, m] c, index. out: dx [T, N] c, 0 in columns that index has not.
+//   hr.scale          in: x [T, n] c, +weight [1, n]. out: y = scale * x (* weight). attrs: scale
+//   hr.scale_dw       in: dy, x. target: dweight [1, n] += scale * sums of dy * x. attrs: scale
 //   hr.linear         in: x [T, k] c, weights [n_i, k] c (attr weights of them), then as many biases
 //                     [1, n_i] if attr bias = 1, +residual [T, N] c. out: y [T, N] c; columns
 //                     col_begin .. col_begin + sum n_i are scale * x . w^T + bias + residual, all
@@ -54,18 +60,20 @@
 //                     attrs: bias, scale, col_begin
 //   hr.norm           in: x [T, n] c, weight [1, n], +bias [1, n]. out: y [T, n] c, stat f32 [T, 1]
 //                     (act = 0, RMS: 1 / sqrt(mean x^2 + eps)) or [T, 2] (act = 1, layer norm: mean,
-//                     1 / sqrt(var + eps)). attrs: act, eps
+//                     1 / sqrt(var + eps)). With add_one = 1 the weight is 1 + weight.
+//                     attrs: act, eps, add_one
 //   hr.norm_dx        in: dy [T, n] c, x [T, n] c, weight, stat, +add [T, n] c. out: dx [T, n] c =
-//                     gradient + add. attrs: act
+//                     gradient + add. attrs: act, add_one
 //   hr.norm_dw        in: dy, x, stat. targets: dweight [1, n]; with bias = 1 also dbias [1, n].
 //                     attrs: act, bias
 //   hr.qk_norm        in: qkv [T, (heads + 2 kv_heads) head_dim] c, weight of q, weight of k. out: the
 //                     same with q and k normalised and v as it was, stat f32 [T, runs (1 + act)]. A
 //                     weight is [1, head_dim]: every head is a run of its own; or [1, heads head_dim]
 //                     (of k: kv_heads head_dim): all heads together are one. Statistics as those of
-//                     hr.norm, of q's runs, then of k's. attrs: heads, kv_heads, head_dim, act, eps
+//                     hr.norm, of q's runs, then of k's.
+//                     attrs: heads, kv_heads, head_dim, act, eps, add_one
 //   hr.qk_norm_dx     in: dy, qkv, weight of q, weight of k, stat. out: dqkv.
-//                     attrs: heads, kv_heads, head_dim, act
+//                     attrs: heads, kv_heads, head_dim, act, add_one
 //   hr.qk_norm_dw     in: dy, qkv, stat. targets: of the weight of q, of that of k.
 //                     attrs: heads, kv_heads, head_dim, act
 //   hr.rope           in: qkv as above, inv_freq f32 [1, r / 2], r <= head_dim. out: the same with the
@@ -94,8 +102,9 @@
 //                     outputs = loss, dx, tiles or outputs = loss, dx and updates = tiles.
 //                     Gradients are those of loss_scale * scale * mean over the step's counted
 //                     targets, or with own_mean = 1 over those of this op's rows; scale, 1 where it
-//                     is not there, does not change the losses.
-//                     attrs: row_begin, grad, bias, scale, own_mean
+//                     is not there, does not change the losses. With smoothing = s the target counts
+//                     1 - s and all rows of the table together s (label smoothing).
+//                     attrs: row_begin, grad, bias, scale, own_mean, smoothing
 //   hr.mean_loss      in: loss [T, 1] of each micro-batch. out: f32 [1, 1], the mean over counted
 //                     targets of the step.
 //   hr.guard          in: the result of hr.mean_loss. out: f32 [1, 2] = factor, 0: what hr.clip is for

@@ -41,6 +41,7 @@ void train_embed(const OpContext& ctx) {
   const bool positions = ctx.op.iattr(Attr::kPositions) == 1;
   const size_t tiles = ctx.inputs.size() - (positions ? 1 : 0);
   const int64_t sequence = ctx.op.iattr(Attr::kSequence, out.rows);
+  const int64_t skipped = ctx.op.iattr(Attr::kFirst);
   const TypedTrainRows& rows = train_rows().of(out.dtype);
   each_output_row(ctx, out.cols, [&](int64_t row) {
     const TileRow at = find_row(token_of(ctx, row), tiles,
@@ -48,7 +49,7 @@ void train_embed(const OpContext& ctx) {
     const std::byte* from = input_row(ctx, at.tile, at.row);
     std::byte* to = output_row(ctx, 0, row);
     if (positions) {
-      rows.add(from, input_row(ctx, tiles, row % sequence), to, out.cols);
+      rows.add(from, input_row(ctx, tiles, skipped + row % sequence), to, out.cols);
     } else {
       std::memcpy(to, from, static_cast<size_t>(row_bytes(out.dtype, out.cols)));
     }
@@ -63,6 +64,7 @@ void train_embed_grad(const OpContext& ctx) {
   const bool positions = ctx.op.iattr(Attr::kPositions) == 1;
   const size_t tiles = targets.size() - (positions ? 1 : 0);
   const int64_t sequence = ctx.op.iattr(Attr::kSequence, dx.rows), n = dx.cols;
+  const int64_t skipped = ctx.op.iattr(Attr::kFirst);
   const TypedTrainRows& rows = train_rows().of(dx.dtype);
   ctx.pool.for_range(n, kColumnGrain, [&](int64_t begin, int64_t end, int) {
     for (size_t i = 0; !targets.add && i < targets.size(); ++i) {
@@ -78,7 +80,8 @@ void train_embed_grad(const OpContext& ctx) {
         rows.add_to(from, targets.data(at.tile) + at.row * n + begin, end - begin);
       }
       if (!positions) continue;
-      rows.add_to(from, targets.data(tiles) + row % sequence * n + begin, end - begin);
+      rows.add_to(from, targets.data(tiles) + (skipped + row % sequence) * n + begin,
+                  end - begin);
     }
   });
 }

@@ -181,6 +181,7 @@ class LossRun {
     row.grad = loss_.grad() > 0;
     row.type = loss_.x().dtype;
     row.gradient = gradient_;
+    row.smoothing = ctx_.op.attr(Attr::kSmoothing);
     *out = loss_row()(row);
   }
 

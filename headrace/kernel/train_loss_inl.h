@@ -49,16 +49,35 @@ void narrow(float* x, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) C::store(Lanes::load(x + i), out, i, Full{});
 }
 
+double mean_of(const float* x, int64_t n) {
+  DoubleLanes sum;
+  each_group(n, [&](int64_t i, auto size) { sum.add(Lanes::load(x + i, size)); });
+  return sum.tree_sum() / static_cast<double>(n);
+}
+
+void minus(float* x, int64_t n, float by) {
+  const Lanes b = Lanes::splat(by);
+  each_group(n, [&](int64_t i, auto size) {
+    (Lanes::load(x + i, size) - b).store(x + i, size);
+  });
+}
+
 float loss_row_lanes(const LossRow& row) {
   const int64_t n = round_up(row.n, 16);
   std::fill(row.x + row.n, row.x + n, -std::numeric_limits<float>::infinity());
   const float most = largest(row.x, n);
-  const double shift = static_cast<double>(most) - static_cast<double>(row.x[row.target]);
+  const double s = row.smoothing;
+  double shift = static_cast<double>(most) - static_cast<double>(row.x[row.target]);
+  if (s > 0) shift = (1 - s) * shift + s * (static_cast<double>(most) - mean_of(row.x, row.n));
   const double sum = exp_and_sum(row.x, n, most, row.grad);
   const float loss = static_cast<float>(shift + std::log(sum));
   if (!row.grad) return loss;
   times(row.x, n, static_cast<float>(static_cast<double>(row.gradient) / sum));
-  row.x[row.target] -= row.gradient;
+  row.x[row.target] -= static_cast<float>((1 - s) * static_cast<double>(row.gradient));
+  if (s > 0) {
+    minus(row.x, row.n, static_cast<float>(s * static_cast<double>(row.gradient) /
+                                           static_cast<double>(row.n)));
+  }
   if (row.type == DType::kBF16) narrow<Bf16>(row.x, n);
   if (row.type == DType::kF16) narrow<F16>(row.x, n);
   return loss;

@@ -5,6 +5,9 @@
 //   in ascending order, then lanes l + l+8, +4, +2, +1; these sums are added in double.
 //   loss = m - x[target] + log(sum) in double. f = gradient / sum in double, rounded to f32.
 //   dx[i] = e[i] * f, and for the target e * f - gradient.
+// With smoothing s (Szegedy et al., arXiv 1512.00567) the loss has (1 - s) x[target] + s mean(x) in
+// place of x[target], the mean from 16 lanes of double; dx of the target has - (1 - s) gradient, dx
+// of all then - s gradient / n.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +26,7 @@ struct LossRow {
   bool grad = false;    // else only the loss
   DType type = DType::kF32;  // or kBF16, kF16
   float gradient = 1;   // of the result with respect to this loss
+  double smoothing = 0;
 };
 // The loss.
 using LossRowFn = float (*)(const LossRow& row);

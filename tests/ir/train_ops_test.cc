@@ -21,6 +21,7 @@ struct Operand {
   DType dtype = DType::kF32;
   // Whether another number of rows or columns of this one alone is refused.
   bool rows_checked = true, cols_checked = true;
+  std::vector<float> constant;  // not empty: the operand is one
 };
 Operand any_rows(int64_t rows, int64_t cols) { return {rows, cols, DType::kF32, false, true}; }
 
@@ -126,6 +127,20 @@ std::vector<Case> good_cases() {
        {{Attr::kGrad, 2}, {Attr::kBias, 1}}},
       {"hr.loss", {x, {5, 6}, {1, 5}}, {{kT, 1}, {kT, 6}}, {{5, 6}, {1, 5}},
        {{Attr::kGrad, 2}, {Attr::kBias, 1}}},
+      {"hr.columns",
+       {{kT, 6, DType::kF32, true, false}, {1, 2, DType::kF32, true, true, {4, 1}}},
+       {{kT, 2}}, {}, {}},
+      // Case 54.
+      {"hr.columns_grad",
+       {{kT, 3}, {1, 3, DType::kF32, true, true, {2, 0, 1}}},
+       {{kT, 6, DType::kF32, true, false}}, {}, {}},
+      {"hr.scale", {x, {1, 6}}, {{kT, 6}}, {}, {{Attr::kScale, 2}}, 1},
+      {"hr.scale_dw", {x, x}, {{1, 6}}, {}, {{Attr::kScale, 2}}},
+      {"hr.scale_dw", {x, x}, {}, {{1, 6}}, {{Attr::kScale, 2}}},
+      {"hr.embed", {any_rows(5, 6), any_rows(6, 6)}, {{kT, 6}}, {},
+       with(kRows, {{Attr::kPositions, 1}, {Attr::kFirst, 2}})},
+      {"hr.norm", {x, {1, 6}}, {{kT, 6}, {kT, 1}}, {}, {{Attr::kEps, 1e-5}, {Attr::kAddOne, 1}}},
+      {"hr.loss", {x, any_rows(5, 6)}, {{kT, 1}}, {}, {{Attr::kSmoothing, 0.1}}},
   };
 }
 
@@ -146,6 +161,11 @@ Graph graph_of(const Case& c) {
     t.rows = o.rows;
     t.cols = o.cols;
     t.bytes = o.rows * row_bytes(o.dtype, o.cols);
+    if (!o.constant.empty()) {
+      t.role = Role::kConstant;
+      t.constant = o.constant;
+      t.constant.resize(static_cast<size_t>(o.rows * o.cols), 3.0f);
+    }
     return g.add(t);
   };
   for (const Operand& o : c.inputs) op.inputs.push_back(add(o, Role::kState));
@@ -158,7 +178,8 @@ Graph graph_of(const Case& c) {
 void refused(const Case& c, const std::string& how) {
   const Status s = verify(graph_of(c));
   EXPECT_EQ(s.code(), Code::kBadFile) << c.kernel << ": " << how;
-  EXPECT_THAT(s.message(), HasSubstr("the op")) << how;
+  // What is wrong with a constant itself is said of the tensor.
+  EXPECT_THAT(s.message(), ::testing::AnyOf(HasSubstr("the op"), HasSubstr("constant"))) << how;
 }
 
 TEST(TrainOps, AGoodOpOfEveryKindIsAccepted) {
@@ -296,6 +317,15 @@ TEST(TrainOps, WhatBelongsTogetherIsCheckedTogether) {
        "not [8, 8]"},
       {"a bias without a tile", 50, [](Graph& g) { g.ops[0].inputs.pop_back(); },
        "not as many biases as tiles"},
+      {"a column that there is not", 53, [](Graph& g) { g.tensors[1].constant[0] = 6; },
+       "a column that there is not"},
+      {"half a column", 53, [](Graph& g) { g.tensors[1].constant[0] = 0.5f; },
+       "a column that there is not"},
+      {"a column twice", 53, [](Graph& g) { g.tensors[1].constant[0] = 1; }, "a column twice"},
+      {"an index that is computed", 53, [](Graph& g) { g.tensors[1].role = Role::kState; },
+       "not a constant"},
+      {"positions behind the first ones", 58,
+       [](Graph& g) { g.ops[0].attrs[Attr::kFirst] = 3; }, "fewer rows than a sequence"},
       {"no such op", 20, [](Graph& g) { g.ops[0].kernel = "hr.multiply"; },
        "no training op is called 'hr.multiply'"},
   };

@@ -6,6 +6,7 @@ namespace headrace::test {
 namespace {
 
 constexpr int64_t kSequence = 9, kRows = 27, kVocabulary = 20;
+constexpr int64_t kFirst = 2;  // of 12 rows of the position table
 const std::vector<int64_t> kTiles = {7, 8, 5};
 
 // Tokens with repeats; the op starts at row 2.
@@ -18,6 +19,10 @@ StepRows tokens() {
 }
 size_t token(int64_t row) {
   return static_cast<size_t>(tokens().tokens[static_cast<size_t>(row + 2)]);
+}
+
+size_t of_position(int64_t row, int64_t j, int64_t n) {
+  return static_cast<size_t>((kFirst + row % kSequence) * n + j);
 }
 
 TEST(TrainEmbed, TakesTheRowOfTheTokenAndThatOfThePosition) {
@@ -37,12 +42,13 @@ TEST(TrainEmbed, TakesTheRowOfTheTokenAndThatOfThePosition) {
         h.set(Attr::kPositions, positions);
         h.set(Attr::kRowBegin, 2);
         h.set(Attr::kSequence, kSequence);
+        h.set(Attr::kFirst, kFirst);
         h.run_everywhere(tokens());
         const auto at = positions ? h.values(position) : std::vector<double>();
         std::vector<double> want;
         for (int64_t row = 0; row < kRows; ++row) {
           for (int64_t j = 0; j < n; ++j) {
-            const double p = positions ? at[static_cast<size_t>(row % kSequence * n + j)] : 0;
+            const double p = positions ? at[of_position(row, j, n)] : 0;
             want.push_back(table[token(row) * static_cast<size_t>(n) + static_cast<size_t>(j)] + p);
           }
         }
@@ -64,6 +70,7 @@ struct EmbedGrad {
     h.set(Attr::kPositions, positions);
     h.set(Attr::kRowBegin, 2);
     h.set(Attr::kSequence, kSequence);
+    h.set(Attr::kFirst, kFirst);
     h.normal(dx, 1);
   }
   TrainHarness h;
@@ -91,7 +98,7 @@ TEST(TrainEmbed, GradientsAreSumsOverTheTokensOfARow) {
           for (int64_t j = 0; j < n; ++j) {
             const double d = g[static_cast<size_t>(row * n + j)];
             table[token(row) * static_cast<size_t>(n) + static_cast<size_t>(j)] += d;
-            position[static_cast<size_t>(row % kSequence * n + j)] += d;
+            position[of_position(row, j, n)] += d;
           }
         }
         t.h.run_everywhere(tokens());

@@ -17,6 +17,7 @@ struct Sizes {
   bool bias = false;
   double scale = 1;
   bool own_mean = false;
+  double smoothing = 0;
 
   int64_t vocab() const {
     int64_t sum = 0;
@@ -65,6 +66,7 @@ struct LossOp {
     if (s.bias) h.set(Attr::kBias, 1);
     if (s.scale != 1) h.set(Attr::kScale, s.scale);
     if (s.own_mean) h.set(Attr::kOwnMean, 1);
+    if (s.smoothing > 0) h.set(Attr::kSmoothing, s.smoothing);
   }
 
   struct Wanted {
@@ -100,9 +102,11 @@ struct LossOp {
         for (size_t j = 0; j < n; ++j) p[v] += xs[t * n + j] * w[v * n + j];
         sum += std::exp(p[v]);
       }
-      out.loss[t] = std::log(sum) - p[static_cast<size_t>(target)];
+      out.loss[t] = std::log(sum);
       for (size_t v = 0; v < vocab; ++v) {
-        const double hit = v == static_cast<size_t>(target) ? 1 : 0;
+        const double hit = (v == static_cast<size_t>(target) ? 1 - s.smoothing : 0) +
+                           s.smoothing / static_cast<double>(vocab);
+        out.loss[t] -= hit * p[v];
         const double d = (std::exp(p[v]) / sum - hit) * s.loss_scale * s.scale / counted;
         if (s.bias) out.dw[w.size() + v] += d;
         for (size_t j = 0; j < n; ++j) {
@@ -123,6 +127,8 @@ const Sizes kSizes[] = {
     {33, 24, {40, 30, 7}, 3, 16, true},
     {9, 8, {10}, 4, 1, true, 0.25, true},
     {33, 24, {77}, 3, 2, false, 0.5, true},
+    {20, 24, {70, 7}, 1, 1, true, 1, false, 0.1},
+    {9, 8, {10}, 0, 1, false, 1, false, 1},
 };
 
 TEST(TrainLoss, LossAndGradientsAreThoseOfTheMeanCrossEntropy) {
