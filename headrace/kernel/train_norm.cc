@@ -12,7 +12,7 @@ namespace {
 NormKind kind_of(const OpContext& ctx, int64_t n) {
   const int64_t act = ctx.op.iattr(Attr::kAct);
   HR_CHECK(act == 0 || act == 1, "act of a norm is 0 (RMS) or 1 (layer norm)");
-  return {n, act == 1, ctx.op.attr(Attr::kEps)};
+  return {n, act == 1, ctx.op.attr(Attr::kEps), ctx.op.iattr(Attr::kAddOne) == 1};
 }
 
 // The sums of norm_dw: rows in chunks, so that an element is the sum of T / 64 sums of 64.

@@ -1,6 +1,6 @@
-// hr.qk_norm, hr.qk_norm_dx, hr.qk_norm_dw: norms of queries and keys, of each head (Henry et al., arXiv
-// 2010.04245; Qwen3) or of all heads of a row together (OLMo 2, arXiv 2501.00656). The rows of
-// train_norm.cc, called for runs of the columns of qkv.
+// hr.qk_norm, hr.qk_norm_dx, hr.qk_norm_dw: norms of queries and keys, of each head (Henry et al.,
+// arXiv 2010.04245; Qwen3) or of all heads of a row together (OLMo 2, arXiv 2501.00656). The rows
+// of train_norm.cc, called for runs of the columns of qkv.
 #include <algorithm>
 #include <cstring>
 
@@ -42,7 +42,9 @@ struct QkNorm {
     k = {heads * head_dim, kv_heads * head_dim / k_weight.cols, k_weight.cols, q.count * stats};
   }
 
-  NormKind kind(int64_t n) const { return {n, stats == 2, ctx.op.attr(Attr::kEps)}; }
+  NormKind kind(int64_t n) const {
+    return {n, stats == 2, ctx.op.attr(Attr::kEps), ctx.op.iattr(Attr::kAddOne) == 1};
+  }
   int64_t stat_cols() const { return (q.count + k.count) * stats; }
   // Calls fn(byte offset in a row of qkv, number of its first statistic) for each run.
   template <typename F>

@@ -30,6 +30,7 @@ struct NormKind {
   int64_t n = 0;
   bool layer = false;
   double eps = 0;
+  bool add_one = false;  // weights are 1 + weight
 };
 
 // Which random numbers: see philox.h.
@@ -59,6 +60,8 @@ struct TypedTrainRows {
   // y = x * scale where the word drawn is not below threshold * 2^32, else 0.
   void (*dropout)(const std::byte* x, std::byte* y, int64_t n, Draw draw, float threshold,
                   float scale);
+  // y = scale * x (* weight, f32, unless null).
+  void (*scale)(const std::byte* x, const std::byte* weight, std::byte* y, int64_t n, float scale);
   void (*add)(const std::byte* a, const std::byte* b, std::byte* out, int64_t n);
   // sum[i] += x[i].
   void (*add_to)(const std::byte* x, float* sum, int64_t n);

@@ -20,6 +20,12 @@ inline Lanes present(Lanes x, Part part) {
 
 // ---- norms
 
+template <typename Size>
+inline Lanes norm_weight(NormKind kind, const std::byte* weight, int64_t i, Size size) {
+  const Lanes w = F32::load(weight, i, size);
+  return kind.add_one ? w + Lanes::splat(1) : w;
+}
+
 template <typename C>
 void norm(NormKind kind, const std::byte* x, const std::byte* weight, const std::byte* bias,
           std::byte* y, float* stat) {
@@ -39,7 +45,7 @@ void norm(NormKind kind, const std::byte* x, const std::byte* weight, const std:
   *stat = static_cast<float>(1 / __builtin_sqrt(squares.tree_sum() / count + kind.eps));
   const Lanes scale = Lanes::splat(*stat);
   each_group(kind.n, [&](int64_t i, auto size) {
-    Lanes out = (C::load(x, i, size) - centre) * scale * F32::load(weight, i, size);
+    Lanes out = (C::load(x, i, size) - centre) * scale * norm_weight(kind, weight, i, size);
     if (bias != nullptr) out = out + F32::load(bias, i, size);
     C::store(out, y, i, size);
   });
@@ -53,7 +59,7 @@ void norm_dx(NormKind kind, const std::byte* dy, const std::byte* x, const std::
   const Lanes centre = Lanes::splat(kind.layer ? stat[0] : 0.0f);
   const Lanes scale = Lanes::splat(kind.layer ? stat[1] : stat[0]);
   const auto gradient = [&](int64_t i, auto size) {
-    return C::load(dy, i, size) * F32::load(weight, i, size);
+    return C::load(dy, i, size) * norm_weight(kind, weight, i, size);
   };
   DoubleLanes sum, product;
   each_group(kind.n, [&](int64_t i, auto size) {
@@ -162,7 +168,17 @@ void dropout(const std::byte* x, std::byte* y, int64_t n, Draw draw, float thres
   });
 }
 
-// ---- sums
+// ---- products and sums
+
+template <typename C>
+void scale(const std::byte* x, const std::byte* weight, std::byte* y, int64_t n, float scale) {
+  const Lanes by = Lanes::splat(scale);
+  each_group(n, [&](int64_t i, auto size) {
+    Lanes out = C::load(x, i, size) * by;
+    if (weight != nullptr) out = out * F32::load(weight, i, size);
+    C::store(out, y, i, size);
+  });
+}
 
 template <typename C>
 void add(const std::byte* a, const std::byte* b, std::byte* out, int64_t n) {
@@ -239,7 +255,7 @@ void sgd(const SgdStep& step, int64_t begin, int64_t end) {
 template <typename C>
 constexpr TypedTrainRows typed_rows() {
   return {norm<C>,     norm_dx<C>, norm_dw<C>, rotate<C>, act<C>,
-          act_grad<C>, dropout<C>, add<C>,     add_to<C>};
+          act_grad<C>, dropout<C>, scale<C>,   add<C>,    add_to<C>};
 }
 
 constexpr TrainRows kTrainRows{typed_rows<F32>(), typed_rows<Bf16>(), typed_rows<F16>(), adamw,

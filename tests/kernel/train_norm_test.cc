@@ -170,5 +170,35 @@ TEST(TrainNorm, GradientsOfWeightAndBiasAreSumsOverRowsSetOrAdded) {
   }
 }
 
+// As Gemma has them.
+TEST(TrainNorm, WeightsToWhichOneIsAddedGiveTheBitsOfThoseWeights) {
+  const int64_t n = 40;
+  for (DType type : kTrainTypes) {
+    for (const char* kernel : {"hr.norm", "hr.norm_dx"}) {
+      const bool forward = kernel == std::string("hr.norm");
+      std::string want;
+      for (bool add_one : {false, true}) {
+        TrainHarness h(kernel);
+        h.normal(h.input(type, kRows, n), 1);
+        if (!forward) h.normal(h.input(type, kRows, n), 2);
+        const size_t weight = h.input(DType::kF32, 1, n, 1);
+        std::vector<float> values;  // eighths: 1 + them is exact
+        for (int64_t i = 0; i < n; ++i) {
+          values.push_back(static_cast<float>(i - 20) / 8 + (add_one ? 0.0f : 1.0f));
+        }
+        h.put(weight, values);
+        if (!forward) h.normal(h.input(DType::kF32, kRows, 1), 3);
+        const size_t out = h.output(type, kRows, n);
+        if (forward) h.output(DType::kF32, kRows, 1);
+        if (forward) h.set(Attr::kEps, kEps);
+        if (add_one) h.set(Attr::kAddOne, 1);
+        h.run_everywhere(train_rows_of(kRows));
+        if (!add_one) want = h.bits(out);
+        EXPECT_TRUE(h.bits(out) == want) << kernel;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace headrace::test

@@ -14,6 +14,7 @@ struct Case {
   bool heads_apart;  // each head is a run
   bool layer;
   DType type;
+  bool add_one = false;  // weights are 1 + weight
 
   int64_t cols() const { return (kHeads + 2 * kKvHeads) * dim; }
   int64_t weight_cols(int64_t heads) const { return heads_apart ? dim : heads * dim; }
@@ -27,7 +28,7 @@ std::vector<Case> cases() {
     for (bool apart : {true, false}) {
       for (bool layer : {false, true}) {
         all.push_back({20, apart, layer, type});
-        all.push_back({128, apart, layer, type});
+        all.push_back({128, apart, layer, type, true});
       }
     }
   }
@@ -60,7 +61,7 @@ Formula formula(const Case& c, const std::vector<double>& x, const std::vector<d
         const double scale = 1 / std::sqrt(square / static_cast<double>(n) + kEps);
         if (c.layer) out.stat.push_back(static_cast<float>(mean));
         out.stat.push_back(static_cast<float>(scale));
-        for (size_t i = 0; i < n; ++i) out.y[at + i] = (x[at + i] - mean) * scale * (*weight)[i];
+        for (size_t i = 0; i < n; ++i) out.y[at + i] = (x[at + i] - mean) * scale * ((*weight)[i] + (c.add_one ? 1 : 0));
         at += n;
       }
     }
@@ -78,6 +79,7 @@ TEST(TrainQkNorm, NormalisesRunsOfQAndKAndLeavesV) {
     const size_t stat = h.output(DType::kF32, kRows, c.stat_cols());
     set_attrs(h, c);
     h.set(Attr::kEps, kEps);
+    h.set(Attr::kAddOne, c.add_one);
     h.normal(x, 1, 3);
     h.normal(q, 2);
     h.normal(k, 3);
@@ -97,6 +99,7 @@ TEST(TrainQkNorm, TheGradientOfXIsThatOfCentralDifferences) {
     const size_t stat = h.input(DType::kF32, kRows, c.stat_cols());
     const size_t dx = h.output(c.type, kRows, c.cols());
     set_attrs(h, c);
+    h.set(Attr::kAddOne, c.add_one);
     h.normal(dy, 1);
     h.normal(x, 2);
     h.normal(q, 3);
@@ -141,8 +144,9 @@ TEST(TrainQkNorm, GradientsOfWeightsAreSumsOverRowsAndHeadsSetOrAdded) {
       std::vector<double> want_q(static_cast<size_t>(c.weight_cols(kHeads)));
       std::vector<double> want_k(static_cast<size_t>(c.weight_cols(kKvHeads)));
       // dw = dy xhat, and xhat is what weights of 1 give.
-      const Formula ones = formula(c, h.values(x), std::vector<double>(want_q.size(), 1),
-                                   std::vector<double>(want_k.size(), 1));
+      const double one = c.add_one ? 0 : 1;
+      const Formula ones = formula(c, h.values(x), std::vector<double>(want_q.size(), one),
+                                   std::vector<double>(want_k.size(), one));
       h.put(stat, ones.stat);
       if (update) {
         h.normal(dq, 3);
