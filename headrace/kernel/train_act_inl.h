@@ -36,8 +36,8 @@ struct Relu {
 };
 // x P(x), P the normal distribution's function: x / 2 (1 + erf(x / sqrt 2)) (arXiv 1606.08415).
 // 1 - P(a), a = |x|, is e^(-a^2 / 2) times a polynomial in 1 / (1 + 0.3 a), fitted to 6e-8 of its
-// value for a <= 13.5, where e^.. is 0 already. What a^2 was rounded by is multiplied in afterwards,
-// so that f is within 5e-7 of its value for all such x and the slope within 2e-7.
+// value for a <= 13.5, where e^.. is 0 already. What a^2 was rounded by is multiplied in after
+// that, so that f is within 5e-7 of its value for all such x and the slope within 2e-7.
 struct Gelu {
   static constexpr float kTail[9] = {6.853478e-06f, 0.11949305f,  0.12188214f,
                                      0.09483263f,   0.14218594f,  -0.076000966f,

@@ -1,4 +1,4 @@
-// Workspace of the training ops that are products, and the sums over rows that they make for biases.
+// Workspace of the training ops that are products, and the sums that they make for biases.
 #pragma once
 
 #include <cstddef>

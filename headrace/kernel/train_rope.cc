@@ -1,5 +1,5 @@
-// hr.rope: rotary position embedding (Su et al., arXiv 2104.09864) of q and k, of all of a head or of
-// its first elements, or its transpose.
+// hr.rope: rotary position embedding (Su et al., arXiv 2104.09864) of q and k, of all of a head or
+// of its first elements, or its transpose.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,6 +1,5 @@
-// Ops on rows of whole sequences that are no products: hr.patches, hr.prefix, hr.select, hr.mean_rows
-// and their gradients: what image transformers have beside the layers (Dosovitskiy et al., arXiv
-// 2010.11929).
+// hr.patches, hr.prefix, hr.select, hr.mean_rows and their gradients: what image transformers have
+// beside their layers (Dosovitskiy et al., arXiv 2010.11929).
 #include <algorithm>
 #include <cstring>
 
