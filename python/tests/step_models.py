@@ -231,7 +231,13 @@ def huggingface(name, **more):
         config = dict(vocab_size=VOCAB, n_embd=WIDTH, n_layer=2, n_head=HEADS, n_positions=64,
                       attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=0,
                       eos_token_id=0)
-    elif name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Phi3"):
+    elif name == "OPT":
+        del config["intermediate_size"]
+        config |= dict(ffn_dim=64, attention_dropout=0.0, dropout=0.0, word_embed_proj_dim=WIDTH,
+                       pad_token_id=0)
+    elif name == "Falcon":
+        config |= dict(new_decoder_architecture=True, num_kv_heads=2)
+    elif name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Phi3", "Gemma", "Granite"):
         config["num_key_value_heads"] = 2
     head = "GPT2LMHeadModel" if name == "GPT2" else name + "ForCausalLM"
     settings = getattr(transformers, name + "Config")(**(config | more))
@@ -247,6 +253,12 @@ HUGGINGFACE = {
     "Qwen3": lambda: huggingface("Qwen3", head_dim=8),
     "Mistral": lambda: huggingface("Mistral", sliding_window=6),
     "Phi3": lambda: huggingface("Phi3", tie_word_embeddings=False),
+    "Gemma": lambda: huggingface("Gemma", head_dim=8),
+    "Granite": lambda: huggingface("Granite", embedding_multiplier=3.0, residual_multiplier=0.5,
+                                   logits_scaling=1.0, attention_multiplier=0.2),
+    "GPTNeoX": lambda: huggingface("GPTNeoX"),
+    "OPT": lambda: huggingface("OPT"),
+    "Falcon": lambda: huggingface("Falcon"),
     "Olmo": lambda: huggingface("Olmo"),
     "GPT2": lambda: huggingface("GPT2"),
     "GPT2 eager attention": lambda: huggingface("GPT2", attn_implementation="eager"),

@@ -45,7 +45,7 @@ def embed(op, inputs, attrs, tokens, targets):
     x = inputs[0][tokens.long()]
     if attrs.get("positions"):
         sequence = attrs["sequence"]
-        x = x + inputs[1][torch.arange(len(tokens)) % sequence]
+        x = x + inputs[1][attrs.get("first", 0) + torch.arange(len(tokens)) % sequence]
     return x
 
 
@@ -70,7 +70,7 @@ def norm_of(x, act, eps):
 
 
 def norm(op, inputs, attrs, tokens, targets):
-    y = norm_of(inputs[0], attrs["act"], attrs["eps"]) * inputs[1]
+    y = norm_of(inputs[0], attrs["act"], attrs["eps"]) * (inputs[1] + attrs.get("add_one", 0))
     return y + inputs[2] if len(inputs) > 2 else y
 
 
@@ -82,8 +82,8 @@ def split_heads(qkv, attrs):
 
 def qk_norm(op, inputs, attrs, tokens, targets):
     q, k, v = split_heads(inputs[0], attrs)
-    q = norm_of(q, attrs["act"], attrs["eps"]) * inputs[1]
-    k = norm_of(k, attrs["act"], attrs["eps"]) * inputs[2]
+    q = norm_of(q, attrs["act"], attrs["eps"]) * (inputs[1] + attrs.get("add_one", 0))
+    k = norm_of(k, attrs["act"], attrs["eps"]) * (inputs[2] + attrs.get("add_one", 0))
     return torch.cat([q.flatten(1), k.flatten(1), v], 1)
 
 
@@ -165,7 +165,16 @@ def loss(op, inputs, attrs, tokens, targets):
     if attrs.get("bias"):
         logits = logits + inputs[2]
     return F.cross_entropy(logits, targets[:len(logits)].long(), ignore_index=-1,
-                           reduction="none")[:, None]
+                           label_smoothing=attrs.get("smoothing", 0.0), reduction="none")[:, None]
+
+
+def scale(op, inputs, attrs, tokens, targets):
+    y = attrs["scale"] * inputs[0]
+    return y * inputs[1] if len(inputs) > 1 else y
+
+
+def columns(op, inputs, attrs, tokens, targets):
+    return inputs[0][:, inputs[1][0].long()]
 
 
 OPS = {
@@ -173,6 +182,7 @@ OPS = {
     "hr.attention": attention,
     "hr.patches": patches, "hr.prefix": prefix, "hr.select": select, "hr.mean_rows": mean_rows,
     "hr.act": act, "hr.loss": loss,
+    "hr.scale": scale, "hr.columns": columns,
     "hr.add": lambda op, inputs, *_: inputs[0] + inputs[1],
     "hr.dropout": lambda op, inputs, *_: inputs[0],
 }

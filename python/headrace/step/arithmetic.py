@@ -7,7 +7,7 @@ import torch
 
 from . import attention, images, layout, products, rotary
 from .layout import Ref
-from .raising import (NotRaised, close, columns_of, complete, describe, handles, is_parameter,
+from .raising import (NotRaised, by_rows, close, columns_of, complete, describe, handles, is_parameter,
                       is_partial, is_value, rows_of, scaled)
 from .values import Act, Add, Dropout, Gated, Losses, Mix, Norm, Parameter, Partial, Value
 
@@ -37,6 +37,8 @@ def add(raiser, node, a, b, alpha=1):
 def _plus_number(x, number):
     if number == 0:
         return x
+    if number == 1 and is_parameter(x) and x.base.tensor.dim() == 1:
+        return Partial("one_plus_weight", (x,))
     if is_partial(x, "mean_square"):
         return Partial("mean_square_eps", x.of, number)
     if number == 1 and (is_partial(x, "tanh_gelu") or is_partial(x, "erf")):
@@ -67,7 +69,7 @@ def _plus_rows(raiser, a, b):
     (x, x_rows), (y, y_rows) = rows_of(a), rows_of(b)
     if x.shape != y.shape or (x_rows.index != y_rows.index).any() or x.base.cols != y.base.cols:
         raise NotRaised("different rows are added")
-    return raiser.by_rows(Add(x.base, y.base), x, x.base.cols)
+    return by_rows(Add(x.base, y.base), x, x.base.cols)
 
 
 @handles("sub", "rsub")
@@ -126,7 +128,11 @@ def _times_pattern(raiser, x, y):
             return rotary.times(x, table)
         return None
     if is_parameter(x):
-        return products.times_weight(raiser, x.base, x, y)
+        return products.times_weight(raiser, x, y)
+    if is_partial(x, "one_plus_weight"):
+        return products.times_weight(raiser, x.of[0], y, add_one=True)
+    if is_partial(y, "rstd") and isinstance(x, (Partial, Mix)):
+        x = complete(x)
     if is_value(x) and is_value(y):
         if x.same_as(y):
             return Partial("square", (x,))
@@ -152,7 +158,7 @@ def _sigmoid_product(raiser, x: Ref, y: Partial):
         return None
     if factor == 1:
         return Partial("silu", (x,))
-    return activation(raiser, "quick_gelu", x) if close(factor, 1.702) else None
+    return activation("quick_gelu", x) if close(factor, 1.702) else None
 
 
 def _gelu_product(raiser, x, y):
@@ -173,7 +179,7 @@ def _gelu_product(raiser, x, y):
 
 def _finish_gelu(raiser, product: Partial, factor: float):
     if factor == 0.5:
-        return activation(raiser, product.kind.removeprefix("twice_"), product.of[0])
+        return activation(product.kind.removeprefix("twice_"), product.of[0])
     raise NotRaised(f"a GELU has the factor {factor}, not 0.5")
 
 
@@ -194,6 +200,8 @@ def div(raiser, node, a, b, rounding_mode=None):
 @handles("pow")
 def pow_(raiser, node, x, exponent):
     kind = {2: "square", 3: "cube"}.get(raiser.number(exponent))
+    if kind == "square" and (is_partial(x, "scaled") or isinstance(x, Mix)):
+        x = complete(x)
     if is_value(x) and kind:
         return Partial(kind, (x,))
     if raiser.number(exponent) in (-0.5, 0.5) and is_partial(x, "mean_square_eps"):
@@ -278,21 +286,17 @@ def silu(raiser, node, x):
 
 @handles("gelu")
 def gelu(raiser, node, x, approximate="none"):
-    return activation(raiser, "gelu_tanh" if approximate == "tanh" else "gelu", x)
+    return activation("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
 @handles("relu")
 def relu(raiser, node, x):
-    return activation(raiser, "relu", x)
+    return activation("relu", x)
 
 
-def activation(raiser, kind: str, x) -> Ref:
+def activation(kind: str, x) -> Ref:
     ref, rows = columns_of(x)
-    return raiser.by_rows(Act(kind, ref.base, rows.begin, rows.count), ref, rows.count)
-
-
-def silu_alone(raiser, x: Partial) -> Ref:
-    return activation(raiser, "silu", x.of[0])
+    return by_rows(Act(kind, ref.base, rows.begin, rows.count), ref, rows.count)
 
 
 def _gated(raiser, x: Ref, y: Ref):
@@ -316,7 +320,7 @@ def _gate(raiser, act: Act, gate: Ref, up):
     if gate_rows.count != up_rows.count:
         raise NotRaised("a gate and what it gates have not the same columns")
     made = Gated(act, up.base, up_rows.begin, up_rows.count)
-    return raiser.by_rows(made, up, up_rows.count)
+    return by_rows(made, up, up_rows.count)
 
 
 @handles("dropout", "native_dropout", "feature_dropout")
@@ -327,7 +331,7 @@ def dropout(raiser, node, x, p, train=True):
         raise NotRaised(f"dropout of attention weights (p = {p}); set it to 0: dropout of what "
                         "attention gives is supported")
     ref, _ = rows_of(x)
-    return raiser.by_rows(Dropout(ref.base, float(p)), ref, ref.base.cols)
+    return by_rows(Dropout(ref.base, float(p)), ref, ref.base.cols)
 
 
 # ---- joining -----------------------------------------------------------------------------------

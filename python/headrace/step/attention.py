@@ -111,7 +111,8 @@ def scores_of(q, k_transposed) -> Partial:
     """q k^T of [B, heads, S, d] and [B, heads, d, S]."""
     if is_partial(k_transposed, "scaled"):
         k = dataclasses.replace(k_transposed,
-                                of=(layout.transpose(complete(k_transposed.of[0]), -2, -1),))
+                                of=(layout.transpose(complete(k_transposed.of[0]), -2, -1),),
+                                whole=[])
     else:
         k = layout.transpose(complete(k_transposed), -2, -1)
     (q, factor_q), (k, factor_k) = _heads(q, "queries"), _heads(k, "keys")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable, Optional, Sequence
 
+import numpy as np
 import torch
 
 from . import values
@@ -120,6 +121,8 @@ class _MicroLowering:
             attrs["scale"] = scale
         if own_mean:
             attrs["own_mean"] = 1
+        if loss.smoothing:
+            attrs["smoothing"] = loss.smoothing
         self.emit("hr.loss", "losses", inputs, loss.x.rows, 1, attrs)
         self.ops[-1]["out"][0]["dtype"] = "f32"
 
@@ -155,6 +158,8 @@ class _MicroLowering:
         if made.positions is not None:
             inputs.append(self.parameter(made.positions))
             attrs["positions"] = 1
+            if made.first:
+                attrs["first"] = made.first
         return self.emit("hr.embed", self.module(made.table), inputs, v.rows, v.cols, attrs)
 
     def _input(self, v: Value, made: values.Input) -> str:
@@ -234,8 +239,17 @@ class _MicroLowering:
             inputs.append(self.parameter(made.bias))
         stat = {"name": ".stat", "shape": [v.rows, 2 if made.layer else 1], "dtype": "f32"}
         name = self.here("norm") if made.weight is None else self.module(made.weight)
-        return self.emit("hr.norm", name, inputs, v.rows, v.cols,
-                         {"act": int(made.layer), "eps": made.eps}, [stat])
+        attrs = {"act": int(made.layer), "eps": made.eps}
+        if made.add_one:
+            attrs["add_one"] = 1
+        return self.emit("hr.norm", name, inputs, v.rows, v.cols, attrs, [stat])
+
+    def _scale(self, v: Value, made: values.Scale) -> str:
+        inputs = [self.of(made.x)]
+        if made.weight is not None:
+            inputs.append(self.parameter(made.weight))
+        return self.emit("hr.scale", self.here("scale"), inputs, v.rows, v.cols,
+                         {"scale": made.factor})
 
     def _dropout(self, v: Value, made: values.Dropout) -> str:
         x = self.of(made.x)
@@ -255,7 +269,8 @@ class _MicroLowering:
         act = made.act
         if act.kind not in _ACT_GATED:
             raise unsupported(f"compile_step: {act.kind} as a gate is not supported")
-        x = self.side_by_side([(act.x, act.begin, act.count), (made.up, made.begin, made.count)],
+        x = self.side_by_side([(act.x, np.arange(act.begin, act.begin + act.count)),
+                               (made.up, np.arange(made.begin, made.begin + made.count))],
                               "a gate and what it gates")
         return self.emit("hr.act", self.here(act.kind), [x], v.rows, v.cols,
                          {"act": _ACT_GATED[act.kind]})
@@ -272,7 +287,7 @@ class _MicroLowering:
         q, k = made.q, made.k
         rope, q, k = _taken_off(q, k, values.Rope, "rotary embeddings")
         norms, q, k = _taken_off(q, k, values.HeadNorm, "norms of heads")
-        parts = [(h.value, h.begin, h.count * h.size) for h in (q, k, made.v)]
+        parts = [(h.value, h.columns()) for h in (q, k, made.v)]
         x = self.side_by_side(parts, "queries, keys and values of attention")
         heads = {"heads": q.count, "kv_heads": k.count, "head_dim": q.size}
         cols = (q.count + 2 * k.count) * q.size
@@ -299,36 +314,39 @@ class _MicroLowering:
     def head_norms(self, norms: Sequence[values.HeadNorm], x: str, rows: int, cols: int,
                    heads: dict) -> str:
         a, b = norms
-        if a.layer != b.layer or a.eps != b.eps:
+        if a.layer != b.layer or a.eps != b.eps or a.add_one != b.add_one:
             raise unsupported("compile_step: queries and keys are normalised in different ways")
         runs = (heads["heads"] + heads["kv_heads"]) * (2 if a.layer else 1)
         stat = {"name": ".stat", "shape": [rows, runs], "dtype": "f32"}
         return self.emit("hr.qk_norm", self.here("qk_norm"),
                          [x, self.weight(a.weight, heads["head_dim"]),
                           self.weight(b.weight, heads["head_dim"])], rows, cols,
-                         heads | {"act": int(a.layer), "eps": a.eps}, [stat])
+                         heads | {"act": int(a.layer), "eps": a.eps}
+                         | ({"add_one": 1} if a.add_one else {}), [stat])
 
     # ---- columns next to one another
 
-    def side_by_side(self, parts: Sequence[tuple[Value, int, int]], what: str) -> str:
-        """One matrix of columns begin .. begin + count of each, in this order."""
-        runs: list[list] = []
-        for value, begin, count in parts:
-            if runs and runs[-1][0] is value and runs[-1][1] + runs[-1][2] == begin:
-                runs[-1][2] += count
-            else:
-                runs.append([value, begin, count])
-        if any(begin != 0 or count != value.cols for value, begin, count in runs):
-            raise unsupported(f"compile_step: {what} are not whole columns of products in this order, "
-                              "which is not supported")
-        whole = [value for value, _, _ in runs]
-        if len(whole) == 1:
-            return self.of(whole[0])
+    def side_by_side(self, parts: Sequence[tuple[Value, np.ndarray]], what: str) -> str:
+        """One matrix of these columns of values, one part after another."""
+        whole: list[Value] = []
+        for value, _ in parts:
+            if not any(value is v for v in whole):
+                whole.append(value)
+        begins = dict(zip(map(id, whole), np.cumsum([0] + [v.cols for v in whole])))
+        columns = np.concatenate([begins[id(value)] + chosen for value, chosen in parts])
+        if len(np.unique(columns)) != len(columns):
+            raise unsupported(f"compile_step: {what} are the same columns of a product, which is not "
+                              "supported")
         key = tuple(id(v) for v in whole)
-        if key not in self.names:
+        if len(whole) > 1 and key not in self.names:
             self.kept.append(whole)
             self.names[key] = self.joined(whole, what)
-        return self.names[key]
+        name = self.of(whole[0]) if len(whole) == 1 else self.names[key]
+        if np.array_equal(columns, np.arange(sum(v.cols for v in whole))):
+            return name
+        index = self.constant(tuple(float(c) for c in columns))
+        return self.emit("hr.columns", self.here("columns"), [name, index], whole[0].rows,
+                         len(columns), {})
 
     def joined(self, whole: Sequence[Value], what: str) -> str:
         """One product for all, then what is added to each (LoRA) at its columns."""
@@ -375,7 +393,7 @@ def _taken_off(q: Heads, k: Heads, kind: type, what: str):
     has = [isinstance(h.value.made, kind) for h in (q, k)]
     if not any(has):
         return None, q, k
-    if not all(has) or q.begin or k.begin:
+    if not all(has) or not q.whole() or not k.whole():
         raise unsupported(f"compile_step: {what} of queries or keys alone are not supported")
     made = (q.value.made, k.value.made)
     return made, made[0].x, made[1].x

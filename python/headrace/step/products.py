@@ -10,10 +10,10 @@ import torch
 
 from . import attention, images, layout, rotary
 from .layout import Ref
-from .raising import (NotRaised, close, columns_of, complete, describe, handles, is_parameter,
+from .raising import (NotRaised, by_rows, columns_of, complete, describe, handles, is_parameter,
                       is_partial, is_value, rows_of)
 from .values import (Embed, HeadNorm, Linear, Loss, Losses, Mix, Norm, Parameter, Partial, Patches,
-                     Prefix, Select, Value)
+                     Prefix, Scale, Value)
 
 
 # ---- parameters as operands --------------------------------------------------------------------
@@ -58,7 +58,7 @@ def linear_of(raiser, x, weight, bias=None) -> Ref:
     note_transposed(p, transposed)
     outputs = weight.shape[0]
     vector = None if bias is None else _whole_vector(bias, outputs, "bias")
-    return raiser.by_rows(Linear(ref.base, p, vector), ref, outputs)
+    return by_rows(Linear(ref.base, p, vector), ref, outputs)
 
 
 @handles("linear")
@@ -91,7 +91,7 @@ def plus_parameter(raiser, x: Ref, p: Ref):
     """A bias of a product that has none yet, or learned positions of an embedding."""
     made = x.base.made
     if p.base.tensor.dim() == 1 and isinstance(made, Linear) and made.bias is None:
-        return raiser.by_rows(dataclasses.replace(made, bias=_whole_vector(p, x.base.cols, "bias")),
+        return by_rows(dataclasses.replace(made, bias=_whole_vector(p, x.base.cols, "bias")),
                               rows_of(x)[0], x.base.cols)
     if isinstance(made, (Embed, Prefix)) and made.positions is None:
         return _with_positions(raiser, x, p, made)
@@ -102,27 +102,35 @@ def plus_parameter(raiser, x: Ref, p: Ref):
 
 
 def _with_positions(raiser, x: Ref, p: Ref, made) -> Ref:
+    """Rows first, first + 1 ... of the parameter, by position."""
     rows_of(x)
     cols, sequence = x.base.cols, x.base.sequence
-    axes = [axis for axis in p.axes if len(axis) > 1 or axis is p.axes[-1]]
-    wanted = [np.arange(sequence) * cols] if sequence > 1 else []
-    fits = (p.offset == 0 and p.base.cols == cols and len(axes) == len(wanted) + 1
-            and all(np.array_equal(a, w) for a, w in zip(axes, wanted + [np.arange(cols)]))
-            and len(x.axes) == 3 and x.shape[1] == sequence)
-    if not fits:
-        raise NotRaised(f"'{p.base.name}' is added to an embedding, but not as its rows 0, 1, 2 ... "
-                        "by position")
-    return raiser.by_rows(dataclasses.replace(made, positions=p.base), x, cols)
+    axes = list(p.axes)
+    if len(axes) == 3 and not axes[0].any():
+        del axes[0]  # the same for all sequences
+    if sequence == 1 and len(axes) == 2:
+        del axes[0]
+    rows = [np.arange(sequence) * cols] if sequence > 1 else []
+    begin = p.offset + (int(axes[0][0]) if len(axes) > 1 else 0)
+    fits = (begin % cols == 0 and p.base.cols == cols and len(axes) == len(rows) + 1
+            and all(np.array_equal(a - a[0], w) for a, w in zip(axes, rows + [np.arange(cols)]))
+            and axes[-1][0] == 0 and len(x.axes) == 3 and x.shape[1] == sequence)
+    if not fits or (begin and not isinstance(made, Embed)):
+        raise NotRaised(f"'{p.base.name}' is added to an embedding, but not as rows that follow one "
+                        "another by position")
+    changed = {"first": begin // cols} if begin else {}
+    return by_rows(dataclasses.replace(made, positions=p.base, **changed), x, cols)
 
 
 def scaled_product(x: Partial) -> Ref:
-    """A scaled value, where the product that makes it takes the factor in."""
+    """A scaled value; a product that makes it takes the factor in where it can."""
     ref = complete(x.of[0])
     made = ref.base.made
-    if not isinstance(made, Linear) or made.bias is not None:
-        raise NotRaised(f"a value is scaled by {x.number:g}, and it is no product without bias")
-    value = dataclasses.replace(ref.base, made=dataclasses.replace(made, scale=made.scale * x.number))
-    return dataclasses.replace(ref, base=value)
+    if isinstance(made, Linear) and made.bias is None:
+        made = dataclasses.replace(made, scale=made.scale * x.number)
+        return dataclasses.replace(ref, base=dataclasses.replace(ref.base, made=made))
+    ref, _ = rows_of(ref)
+    return by_rows(Scale(ref.base, x.number, None), ref, ref.base.cols)
 
 
 # ---- embeddings --------------------------------------------------------------------------------
@@ -158,26 +166,30 @@ def _constant_rows(p: Parameter, indices: torch.Tensor) -> Ref:
 
 # ---- norms -------------------------------------------------------------------------------------
 
-def times_weight(raiser, p: Parameter, weight: Ref, y):
-    """weight * what an RMS norm makes."""
+def times_weight(raiser, weight, y, add_one: bool = False):
+    """weight * what an RMS norm makes, or * any value, by column."""
     if is_partial(y, "rms_normed"):
-        return norm(raiser, y.of[0], False, weight, None, y.number)
+        return norm(y.of[0], False, weight, None, y.number, add_one)
+    if isinstance(y, (Ref, Partial, Mix)) and not add_one and not is_parameter(y):
+        ref, rows = rows_of(y)
+        return by_rows(Scale(ref.base, 1.0, _whole_vector(weight, rows.count, "factor")), ref,
+                       rows.count)
     return None
 
 
-def norm(raiser, x, layer: bool, weight, bias, eps: float):
+def norm(x, layer: bool, weight, bias, eps: float, add_one: bool = False):
     ref = complete(x)
     size = ref.shape[-1]
     vector = None if weight is None else _whole_vector(weight, size, "weight of a norm")
     rows = layout.as_rows(ref)
     if rows is not None and rows.begin == 0 and rows.count == ref.base.cols:
         offset = None if bias is None else _whole_vector(bias, size, "bias of a norm")
-        return raiser.by_rows(Norm(ref.base, layer, vector, offset, eps), ref, size)
-    return _head_norm(ref, layer, vector, bias, eps)
+        return by_rows(Norm(ref.base, layer, vector, offset, eps, add_one), ref, size)
+    return _head_norm(ref, layer, vector, bias, eps, add_one)
 
 
-def _head_norm(ref: Ref, layer: bool, weight: Optional[Parameter], bias,
-               eps: float) -> Ref:
+def _head_norm(ref: Ref, layer: bool, weight: Optional[Parameter], bias, eps: float,
+               add_one: bool) -> Ref:
     """Of q or k, each head by itself."""
     for swap in (False, True):
         view = layout.transpose(ref, 1, 2) if swap and len(ref.axes) == 4 else ref
@@ -186,7 +198,7 @@ def _head_norm(ref: Ref, layer: bool, weight: Optional[Parameter], bias,
             continue
         if bias is not None:
             raise NotRaised("a norm of heads has a bias")
-        value = Value(HeadNorm(heads, layer, weight, eps), ref.base.rows, heads.count * heads.size,
+        value = Value(HeadNorm(heads, layer, weight, eps, add_one), ref.base.rows, heads.count * heads.size,
                       ref.base.sequence)
         shape = [value.rows // value.sequence, value.sequence, heads.count, heads.size]
         result = layout.contiguous(value, shape)
@@ -201,13 +213,13 @@ def _eps(node, eps) -> float:
 @handles("rms_norm")
 def rms_norm(raiser, node, x, shape, weight=None, eps=None):
     _one_dimension(shape)
-    return norm(raiser, x, False, weight, None, _eps(node, eps))
+    return norm(x, False, weight, None, _eps(node, eps))
 
 
 @handles("layer_norm")
 def layer_norm(raiser, node, x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     _one_dimension(shape)
-    return norm(raiser, x, True, weight, bias, float(eps))
+    return norm(x, True, weight, bias, float(eps))
 
 
 def _one_dimension(shape) -> None:
@@ -229,8 +241,8 @@ def _logits(x, class_axis: int) -> tuple[Ref, np.ndarray]:
 
 
 def _loss(raiser, node, x, class_axis, targets, weight, reduction, ignored, smoothing=0.0) -> Losses:
-    if weight is not None or smoothing:
-        raise NotRaised("weights of classes and label smoothing are not known")
+    if weight is not None:
+        raise NotRaised("weights of classes are not known")
     if reduction != 1:
         raise NotRaised("only the mean over targets is known (reduction='mean')")
     if not isinstance(targets, torch.fx.Node):
@@ -244,7 +256,8 @@ def _loss(raiser, node, x, class_axis, targets, weight, reduction, ignored, smoo
         raise NotRaised(f"{targets.meta['val'].numel()} targets of {len(rows)} rows")
     made = ref.base.made
     x, rows = images.selected(made.x, rows)
-    return raiser.add_loss(Loss(x, made.weight, made.bias, rows, targets, int(ignored)))
+    return raiser.add_loss(Loss(x, made.weight, made.bias, rows, targets, int(ignored),
+                                float(smoothing)))
 
 
 @handles("cross_entropy_loss")

@@ -132,12 +132,6 @@ class Raiser:
 
     # ---- results
 
-    @staticmethod
-    def by_rows(made, like: Ref, cols: int) -> Ref:
-        """A new value of an op that works on rows, in the rows of ``like``."""
-        x = like.base
-        return layout.like_rows(like, Value(made, x.rows, cols, x.sequence))
-
     def add_loss(self, loss: values.Loss) -> Losses:
         self.losses.append((loss, self.node))
         return Losses(((len(self.losses) - 1, 1.0),))
@@ -171,6 +165,12 @@ def _handler(node):
 
 # ---- helpers of handlers -----------------------------------------------------------------------
 
+def by_rows(made, like: Ref, cols: int) -> Ref:
+    """A new value of an op that works on rows, in the rows of ``like``."""
+    x = like.base
+    return layout.like_rows(like, Value(made, x.rows, cols, x.sequence))
+
+
 def is_value(x) -> bool:
     return isinstance(x, Ref) and isinstance(x.base, Value)
 
@@ -193,19 +193,28 @@ def scaled(x, factor: float):
 
 
 def complete(x) -> Ref:
-    """A view of a value, from a Mix that is a rotation or a product that takes a factor in."""
-    from . import arithmetic, products, rotary
-    if isinstance(x, Mix):
-        x = rotary.rotated(x)
-    if is_partial(x, "scaled"):
-        x = products.scaled_product(x)
-    if is_partial(x, "silu"):
-        x = arithmetic.activation(Raiser, "silu", x.of[0])
-    if is_partial(x, "rms_normed"):
-        x = products.norm(Raiser, x.of[0], False, None, None, x.number)
+    """A view of a value, from a Mix that is a rotation or a pattern that may end here. The same one
+    each time."""
+    if isinstance(x, (Mix, Partial)):
+        if not x.whole:
+            x.whole.append(_completed(x))
+        return x.whole[0]
     if not is_value(x):
         raise NotRaised(f"it takes {describe(x)}, which is no value of the engine")
     return x
+
+
+def _completed(x) -> Ref:
+    from . import arithmetic, products, rotary
+    if isinstance(x, Mix):
+        return rotary.rotated(x)
+    if is_partial(x, "scaled"):
+        return products.scaled_product(x)
+    if is_partial(x, "silu"):
+        return arithmetic.activation("silu", x.of[0])
+    if is_partial(x, "rms_normed"):
+        return products.norm(x.of[0], False, None, None, x.number)
+    raise NotRaised(f"it takes {describe(x)}, which is no value of the engine")
 
 
 def rows_of(x) -> tuple[Ref, layout.Rows]:

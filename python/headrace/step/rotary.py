@@ -114,7 +114,7 @@ def complex_product(x, table):
     real, imaginary = table.real.double().numpy(), table.imag.double().numpy()
     a, b = layout.slice_axis(ref, -1, 0, 1), layout.slice_axis(ref, -1, 1, 2)
     real, imaginary = real[..., None], imaginary[..., None]
-    return dataclasses.replace(x, kind="complex_mix", of=(Mix(ref.shape, (
+    return dataclasses.replace(x, kind="complex_mix", whole=[], of=(Mix(ref.shape, (
         (Term(a, real), Term(b, -imaginary)), (Term(a, imaginary), Term(b, real)))),))
 
 
@@ -142,7 +142,8 @@ def rotated(mix: Mix) -> Ref:
     source = heads.value
     value = Value(made, source.rows, heads.count * heads.size, source.sequence)
     shape = [source.rows // source.sequence, source.sequence, heads.count, heads.size]
-    result = layout.contiguous(value, shape)
+    b, rows, of_heads, columns = layout.contiguous(value, shape).axes
+    result = Ref(value, 0, (b, rows, np.repeat(of_heads, heads.repeated), columns))
     return result if head_axis == 2 else layout.transpose(result, 1, 2)
 
 
@@ -153,18 +154,20 @@ def _heads_of(mix: Mix) -> tuple[Heads, int]:
     if any(t.ref.base is not base for t in terms):
         raise NotRaised("a rotary embedding mixes two values")
     begin = min(int(t.ref.offset + t.ref.axes[-1].min()) for t in terms)
-    size = mix.shape[-1]
     sequence, cols = base.sequence, base.cols
     for head_axis, row_axis in ((1, 2), (2, 1)):
         axes = terms[0].ref.axes
-        count = len(axes[head_axis])
+        count = len(np.unique(axes[head_axis]))
+        repeated = len(axes[head_axis]) // count
+        starts = begin + axes[head_axis][::repeated]
         fits = (np.array_equal(axes[row_axis], np.arange(sequence) * cols)
                 and np.array_equal(axes[0], np.arange(base.rows // sequence) * sequence * cols)
-                and np.array_equal(axes[head_axis], np.arange(count) * size)
-                and begin + count * size <= cols)
+                and starts.min() >= 0 and starts.max() + mix.shape[-1] <= cols
+                and np.array_equal(begin + axes[head_axis], np.repeat(starts, repeated)))
         if fits and all(np.array_equal(a, b) for t in terms
                         for a, b in zip(t.ref.axes[:3], axes[:3])):
-            return Heads(base, begin, count, size), head_axis
+            return (Heads(base, tuple(int(c) for c in starts), mix.shape[-1], repeated),
+                    head_axis)
     raise NotRaised("a rotary embedding is not of whole heads of all positions")
 
 
@@ -178,7 +181,7 @@ def _table(mix: Mix, heads: Heads, head_axis: int):
     for piece in mix.pieces:
         width = piece[0].ref.shape[-1]
         for term in piece:
-            sources = term.ref.offset + term.ref.axes[-1] - heads.begin
+            sources = term.ref.offset + term.ref.axes[-1] + term.ref.axes[head_axis][0] - heads.starts[0]
             factors = _by_position(term, head_axis, sequence, width)  # [S, width]
             for j in range(width):
                 source, target = int(sources[j]), column + j
@@ -245,18 +248,17 @@ def find_heads(ref: Ref) -> Optional[Heads]:
     """[B, heads, S, d] of a value, heads repeated or not."""
     if len(ref.axes) != 4 or not is_value(ref):
         return None
-    base = ref.base
-    size = len(ref.axes[3])
-    steps = ref.axes[1] - ref.axes[1][0]
-    begin = ref.offset + int(ref.axes[1][0]) + int(ref.axes[3][0])
-    if not (np.array_equal(ref.axes[0], np.arange(base.rows // base.sequence) * base.sequence * base.cols)
-            and np.array_equal(ref.axes[2], np.arange(base.sequence) * base.cols)
-            and np.array_equal(ref.axes[3] - ref.axes[3][0], np.arange(size))):
+    base, (batch, heads, rows, columns) = ref.base, ref.axes
+    sequences = base.rows // base.sequence
+    if not (np.array_equal(batch, np.arange(sequences) * base.sequence * base.cols)
+            and np.array_equal(rows, np.arange(base.sequence) * base.cols)
+            and np.array_equal(columns - columns[0], np.arange(len(columns)))):
         return None
-    count = len(np.unique(steps))
-    repeated = len(steps) // count
-    if not np.array_equal(steps, np.repeat(np.arange(count), repeated) * size):
+    count = len(np.unique(heads))
+    repeated = len(heads) // count
+    starts = heads[::repeated] + ref.offset + columns[0]
+    if len(starts) != count or not np.array_equal(heads, np.repeat(heads[::repeated], repeated)):
         return None
-    if begin + count * size > base.cols:
+    if starts.min() < 0 or starts.max() + len(columns) > base.cols:
         return None
-    return Heads(base, begin, count, size, repeated)
+    return Heads(base, tuple(int(c) for c in starts), len(columns), repeated)

@@ -47,13 +47,23 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Heads:
-    """Heads of a value: ``count`` times ``size`` columns from ``begin`` on."""
+    """Heads of a value: ``size`` columns from each of ``starts`` on."""
 
     value: Value
-    begin: int
-    count: int
+    starts: tuple[int, ...]
     size: int
     repeated: int = 1  # each stands for so many heads of the queries
+
+    @property
+    def count(self) -> int:
+        return len(self.starts)
+
+    def columns(self) -> np.ndarray:
+        return (np.array(self.starts)[:, None] + np.arange(self.size)[None, :]).reshape(-1)
+
+    def whole(self) -> bool:
+        """Whether they are all columns of the value in their order."""
+        return np.array_equal(self.columns(), np.arange(self.value.cols))
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,6 +71,7 @@ class Embed:
     tokens: torch.fx.Node       # [B, S], does not depend on parameters
     table: Parameter
     positions: Optional[Parameter] = None
+    first: int = 0              # row of positions that position 0 has
     padding: int = -1           # row whose gradient torch leaves out
 
 
@@ -79,6 +90,14 @@ class Norm:
     weight: Optional[Parameter]  # None: ones
     bias: Optional[Parameter]
     eps: float
+    add_one: bool = False       # the weight is 1 + weight
+
+
+@dataclasses.dataclass(eq=False)
+class Scale:
+    x: Value
+    factor: float
+    weight: Optional[Parameter]  # by column
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,6 +106,7 @@ class HeadNorm:
     layer: bool
     weight: Optional[Parameter]
     eps: float
+    add_one: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -176,6 +196,7 @@ class Loss:
     rows: np.ndarray            # row of x of each target
     targets: torch.fx.Node      # [len(rows)], does not depend on parameters
     ignored: int
+    smoothing: float = 0.0
 
 
 # ---- half-recognised ---------------------------------------------------------------------------
@@ -187,6 +208,7 @@ class Partial:
     kind: str
     of: tuple
     number: float = 0.0
+    whole: list = dataclasses.field(default_factory=list)  # what complete() made of it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,6 +232,7 @@ class Mix:
 
     shape: tuple[int, ...]
     pieces: tuple[tuple[Term, ...], ...]
+    whole: list = dataclasses.field(default_factory=list)  # what complete() made of it
 
 
 Abstract = Union[layout.Ref, Partial, Losses, Mix]

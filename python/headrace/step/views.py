@@ -16,7 +16,7 @@ def on_view(function):
     def handler(raiser, node, x, *args, **kwargs):
         if is_partial(x, "scaled") or is_partial(x, "silu") or is_partial(x, "complex"):
             inner = handler(raiser, node, x.of[0], *args, **kwargs)
-            return dataclasses.replace(x, of=(inner,))
+            return dataclasses.replace(x, of=(inner,), whole=[])
         if isinstance(x, Mix):
             x = complete(x)
         if not isinstance(x, Ref):
