@@ -217,3 +217,41 @@ def test_a_change_between_forward_and_backward_is_refused_as_ever(folder):
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         second.backward()
     headrace.release(model)
+
+
+@pytest.mark.parametrize("padding", [None, 7])
+def test_a_frozen_table_gives_the_rows_that_are_used(padding, folder):
+    def build(far):
+        model = Net(far)
+        model.table.requires_grad_(False)
+        model.table.padding_idx = padding
+        return model
+
+    def run(i, step, model, optimizer, out, generator):
+        seen = []
+        handle = model.layers[0].register_forward_pre_hook(
+            lambda *_: seen.append(model.table.weight.shape))
+        step()
+        out.append(model.table(torch.tensor([[499, 0], [7, 499]])))
+        handle.remove()
+        assert seen == [(TABLE, WIDTH)] and model.table.padding_idx == padding
+        copied = copy.deepcopy(model)
+        out.append(copied.table(torch.arange(TABLE)))
+        if i == 3:
+            changed = model.state_dict()
+            changed["table.weight"] = changed["table.weight"] * 2
+            model.load_state_dict(changed)
+        if i == 5:
+            model.table.requires_grad_(True)
+    compare(folder, run, build=build, steps=7, least_followed=3)
+    model = build(True)
+    headrace.fit(model, None, "64MiB", folder=folder)
+    within = []
+    handle = model.table.register_forward_hook(lambda m, a, out: within.append(m.weight.shape))
+    # Hooks of users run after ours: the table is away again, and its rows were 3.
+    rows = model.table(torch.tensor([3, 3, 9, 11]))
+    assert rows.shape == (4, WIDTH) and within == [(TABLE, WIDTH)]
+    with pytest.raises(IndexError):
+        model.table(torch.tensor([TABLE]))
+    handle.remove()
+    headrace.release(model)

@@ -10,9 +10,8 @@ class Hook:
     def __init__(self, function: Callable | None = None) -> None:
         self.function = function
 
-    def __call__(self, *args: Any) -> None:
-        if self.function is not None:
-            self.function(*args)
+    def __call__(self, *args: Any) -> Any:
+        return None if self.function is None else self.function(*args)
 
     def __deepcopy__(self, memo: dict) -> "Hook":
         return Hook()

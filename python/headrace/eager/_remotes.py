@@ -10,7 +10,6 @@ Left in memory: parameters that modules without the mark share, and those below 
 """
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,69 +18,12 @@ from torch import nn
 from headrace._moved import MovedTensors
 from headrace._remote import remote_of
 from headrace.eager._hook import Hook
-from headrace.eager._place import Place
+from headrace.eager._remote import Remote
+from headrace.eager._rows import Rows, by_rows
 from headrace.eager._saved import SMALLEST_BYTES
 
 if TYPE_CHECKING:
     from headrace.eager._session import Session
-
-
-class Remote(Place):
-    """One parameter."""
-
-    def __init__(self, session: "Session", name: str, parameter: nn.Parameter,
-                 rule: dict[str, int]) -> None:
-        super().__init__(session, name)
-        self.parameter = weakref.ref(parameter)
-        self.size, self.stride = parameter.size(), parameter.stride()
-        self.dtype, self.nbytes, self.rule = parameter.dtype, parameter.nbytes, rule
-        self.live: weakref.ref[torch.UntypedStorage] | None = None
-        self.fetches = 0  # in this cycle
-        self.stamp = 0  # rises with each change of its values
-        self.users = 0  # forward passes that are inside its module
-        parameter.__deepcopy__ = self._copied  # copy looks it up on the object
-        self.store(parameter.detach())
-        self.park()
-
-    def bind(self, storage: torch.UntypedStorage) -> None:
-        with torch.no_grad():
-            self.parameter().set_(storage, 0, self.size, self.stride)
-
-    def park(self) -> None:
-        nan = torch.full((1,), float("nan"), dtype=self.dtype)
-        with torch.no_grad():
-            self.parameter().set_(nan.untyped_storage(), 0, self.size, (0,) * len(self.size))
-
-    def store(self, values: torch.Tensor) -> None:
-        """New values, from a dense tensor of its shape and strides: into the spill."""
-        self.put(values.data_ptr(), self.nbytes)
-        self.stamp += 1
-
-    def value(self) -> torch.Tensor:
-        """Its values in ordinary memory."""
-        out = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
-        if self.users and self.live is not None and self.live() is not None:
-            return out.copy_(self.parameter().detach())
-        self.read(out.data_ptr(), self.nbytes)
-        return out
-
-    def end(self) -> None:
-        """An ordinary parameter again."""
-        parameter = self.parameter()
-        if parameter is None:
-            return
-        with torch.no_grad():
-            parameter.set_(self.value())
-        parameter.__dict__.pop("__deepcopy__", None)
-        self.in_memory()
-
-    def _copied(self, memo: dict) -> nn.Parameter:
-        parameter = self.parameter()
-        if id(parameter) not in memo:
-            with self.session.lock:
-                self.session.deviate("a remote parameter is copied in the middle of a cycle")
-                memo[id(parameter)] = nn.Parameter(self.value(), parameter.requires_grad)
-        return memo[id(parameter)]
 
 
 def movable(parameter: nn.Parameter) -> bool:
@@ -106,7 +48,8 @@ class Remotes:
             mine = [p for p in module.parameters() if id(p) not in elsewhere and movable(p)]
             for p in mine:
                 if id(p) not in self.of:
-                    self.of[id(p)] = Remote(session, f"w{len(self.of)}", p, rule)
+                    kind = Rows if by_rows(module) else Remote
+                    self.of[id(p)] = kind(session, f"w{len(self.of)}", p, rule)
             self._hook(module, [self.of[id(p)] for p in mine])
 
     def _hook(self, module: nn.Module, remotes: list[Remote]) -> None:
@@ -123,6 +66,10 @@ class Remotes:
             add(inner.register_load_state_dict_post_hook(Hook(self._after_load)))
 
     def _watch(self, module: nn.Module, remotes: list[Remote]) -> None:
+        for table in (r for r in remotes if isinstance(r, Rows)):
+            self._handles += [module.register_forward_pre_hook(Hook(table.enter)),
+                              module.register_forward_hook(Hook(table.leave), always_call=True)]
+        remotes = [r for r in remotes if not isinstance(r, Rows)]
         self._handles += [
             module.register_forward_pre_hook(Hook(lambda *_: self._enter(remotes))),
             module.register_forward_hook(Hook(lambda *_: self._leave(remotes)), always_call=True)]
@@ -184,10 +131,10 @@ class Remotes:
     # Between cycles.
 
     def layout(self) -> dict[str, int]:
-        return {r.name: r.nbytes for r in self.of.values() if r.home != "memory"}
+        return {r.name: r.nbytes for r in self.of.values() if r.home in ("spill", "engine")}
 
     def rules(self) -> dict[str, dict]:
-        return {r.name: r.rule for r in self.of.values()}
+        return {r.name: r.rule for r in self.of.values() if r.home in ("spill", "engine")}
 
     def into_engine(self, moved: MovedTensors) -> None:
         for remote in self.of.values():

@@ -26,7 +26,8 @@ from headrace._moved import Deviation, MovedTensors
 from headrace._report import note
 from headrace.eager._plans import Plans, Settings
 from headrace.eager._recording import Recorder
-from headrace.eager._remotes import Remote, Remotes
+from headrace.eager._remote import Remote
+from headrace.eager._remotes import Remotes
 from headrace.eager._saved import (CHANGED, Residents, Saved, check_version, moves,
                                    ordinary_storage, residents)
 from headrace.eager._stats import Stats
@@ -348,7 +349,7 @@ class Session:
             except Deviation as why:
                 self._deviate(why)
         # Of an earlier cycle: nothing that a plan could know.
-        recorder = self.recorder if type(what) is Remote or what.cycle == self.cycle else None
+        recorder = self.recorder if isinstance(what, Remote) or what.cycle == self.cycle else None
         if recorder is not None:
             recorder.event(f"unpack:{key}:{n}", key)
         storage = self._copied(what, key, None, recorder)
@@ -359,7 +360,7 @@ class Session:
 
     def _in_turn(self, what: Saved | Remote) -> bool:
         return (self.mode is Mode.FOLLOWING and self.in_cycle and what.moved is self.moved
-                and (type(what) is Remote or what.cycle == self.cycle))
+                and (isinstance(what, Remote) or what.cycle == self.cycle))
 
     def _copied(self, what: Saved | Remote, key: str, address: int | None,
                 recorder: Recorder | None) -> torch.UntypedStorage:
