@@ -35,7 +35,11 @@ def test_a_file_its_text_and_a_mapping_give_the_same_plan(tmp_path, disk):
     file = tmp_path / "stack.json"
     file.write_text(text)
     plans = [headrace.plan(w, 3 << 20, folder=disk) for w in (file, str(file), text, json.loads(text))]
-    assert len({p.to_json() for p in plans}) == 1
+    # Not as a whole: what the disk has free changes from plan to plan.
+    told = {str([(i.kind, i.name, i.begin, i.bytes, i.waits) for i in p.instructions()])
+            for p in plans}
+    assert len(told) == 1
+    assert json.loads(plans[0].to_json())["fits"] is True
     assert plans[0].name == "stack"
     assert plans[0].folder == disk
 
