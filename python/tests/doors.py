@@ -206,11 +206,11 @@ def moving(slack: float = 1.0):
     def eager_plan(self, order, extra_bytes):
         return self._plan_in(order, int(self._least_arena(order) * slack)) if order.events else None
 
-    def compiled_plan(self, room):
-        return self._tight(int(self._least() * slack))
+    def compiled_room(self):
+        return int(self.search.least() * slack)
     with unittest.mock.patch.object(_plans.Plans, "_plan", eager_plan), \
             unittest.mock.patch.object(_saved, "SMALLEST_BYTES", 4096), \
-            unittest.mock.patch.object(_planner.PassPlans, "_plan", compiled_plan):
+            unittest.mock.patch.object(_planner.PassPlans, "_room", compiled_room):
         yield
 
 
