@@ -316,7 +316,9 @@ Operands weights_of(const CapturedOp& op) {
   };
   const size_t all = op.inputs.size();
   if (op.kernel == "hr.embed") return {0, all};
-  if (op.kernel == "hr.norm" || op.kernel == "hr.qk_norm" || op.kernel == "hr.loss") return {1, all};
+  for (const std::string_view kernel : {"hr.norm", "hr.qk_norm", "hr.loss", "hr.scale"}) {
+    if (op.kernel == kernel) return {1, all};
+  }
   if (op.kernel == "hr.linear") return {1, 1 + attr(Attr::kWeights) * (1 + attr(Attr::kBias))};
   if (op.kernel == "hr.prefix") return {1, 1 + attr(Attr::kWeights) + attr(Attr::kPositions)};
   return {};

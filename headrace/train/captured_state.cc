@@ -16,9 +16,10 @@ const char* name_of(ParameterState state) {
   switch (state) {
     case ParameterState::kValue: return "value";
     case ParameterState::kFirst: return "first moment";
-    case ParameterState::kSecond: break;
+    case ParameterState::kSecond: return "second moment";
+    case ParameterState::kMaster: break;
   }
-  return "second moment";
+  return "master";
 }
 
 struct CapturedState::Part {
@@ -42,9 +43,10 @@ CapturedState::CapturedState(const CapturedForward& forward, const TrainStep& st
 }
 
 const Tensor* CapturedState::tensor_of(const Parameter& tile, ParameterState state) const {
-  TensorId id = tile.v;
-  if (state == ParameterState::kValue) id = tile.master.valid() ? tile.master : tile.param;
+  TensorId id = tile.master;
   if (state == ParameterState::kFirst) id = tile.m;
+  if (state == ParameterState::kSecond) id = tile.v;
+  if (state == ParameterState::kValue && !id.valid()) id = tile.param;
   return id.valid() ? &step_.workload.graph.at(id) : nullptr;
 }
 
@@ -99,8 +101,8 @@ Status CapturedState::store(TrainEngine* engine, const Parameter& tile, Paramete
     return engine->write(tensor.name, at * element, bytes_);
   };
   HR_TRY(put(*tensor_of(tile, state)));
-  const bool copied = state == ParameterState::kValue && tile.master.valid();
-  return copied ? put(step_.workload.graph.at(tile.param)) : Status();
+  const bool value = state == ParameterState::kValue || state == ParameterState::kMaster;
+  return value && tile.master.valid() ? put(step_.workload.graph.at(tile.param)) : Status();
 }
 
 Status CapturedState::write(TrainEngine* engine, std::string_view name, ParameterState state,

@@ -19,6 +19,7 @@ enum class ParameterState : uint8_t {
   kValue,   // of the parameter's dtype
   kFirst,   // f32: AdamW's exp_avg, SGD's momentum buffer
   kSecond,  // f32: AdamW's exp_avg_sq
+  kMaster,  // f32: what kValue is rounded from, where products read bf16
 };
 const char* name_of(ParameterState state);
 

@@ -96,7 +96,8 @@ CapturedStep::~CapturedStep() = default;
 
 Result<std::unique_ptr<CapturedStep>> CapturedStep::plan(std::string_view forward_json,
                                                          std::string_view optimizer_json,
-                                                         const CapturedOptions& options) {
+                                                         const CapturedOptions& options,
+                                                         TrainRefusal* refusal) {
   auto s = std::make_unique<State>();
   HR_ASSIGN(s->forward, parse_captured_forward(forward_json));
   HR_ASSIGN(const CapturedOptimizer optimizer, parse_captured_optimizer(optimizer_json));
@@ -108,7 +109,7 @@ Result<std::unique_ptr<CapturedStep>> CapturedStep::plan(std::string_view forwar
   o.guard = true;
   HR_ASSIGN(std::vector<std::shared_ptr<TrainStep>> steps,
             build_captured_steps(s->forward, optimizer, o));
-  HR_ASSIGN(s->plan, plan_steps(train_options(s->forward, options), std::move(steps)));
+  HR_ASSIGN(s->plan, plan_steps(train_options(s->forward, options), std::move(steps), refusal));
   s->ranges = ranges_of(s->plan.step->workload.graph);
   s->parameters = std::make_unique<CapturedState>(s->forward, *s->plan.step);
   return std::unique_ptr<CapturedStep>(new CapturedStep(std::move(s)));

@@ -125,10 +125,11 @@ class CapturedStep {
  public:
   // Reads, checks and plans; no engine yet, nothing is allocated that stays but the plan. kBadFile:
   // JSON that is not as above, with the place and the reason; kUnsupported: an op without a
-  // gradient; kUsage; kDoesNotFit with the shortfall.
+  // gradient; kUsage; kDoesNotFit with the shortfall, then *refusal is set where it is not null.
   static Result<std::unique_ptr<CapturedStep>> plan(std::string_view forward_json,
                                                     std::string_view optimizer_json,
-                                                    const CapturedOptions& options);
+                                                    const CapturedOptions& options,
+                                                    TrainRefusal* refusal = nullptr);
   ~CapturedStep();
 
   const TrainPlan& train_plan() const;

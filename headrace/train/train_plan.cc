@@ -48,8 +48,9 @@ Status check_groups(const TrainConfig& config, const std::vector<Parameter>& par
 
 class Planner {
  public:
-  Planner(const TrainOptions& options, std::vector<std::shared_ptr<TrainStep>> steps)
-      : steps_(std::move(steps)) {
+  Planner(const TrainOptions& options, std::vector<std::shared_ptr<TrainStep>> steps,
+          TrainRefusal* refusal)
+      : steps_(std::move(steps)), refusal_(refusal) {
     plan_.options = options;
     plan_.ledger = BudgetLedger(options.memory_bytes);
     process_ = grown();
@@ -198,7 +199,11 @@ class Planner {
     const TrainConfig& c = plan_.options.config;
     // What this plan has grown the process by, the next one will.
     const Bytes more = round_up(std::max<Bytes>(0, grown() - process_), kProcessUnit);
-    const Bytes least = budget_around(beside_ + more + no.needed_bytes);
+    const Bytes least = round_up(budget_around(beside_ + more + no.needed_bytes), kMiB);
+    if (refusal_ != nullptr) {
+      *refusal_ = {least, {budget_words(plan_.options, least), "smaller micro-batches",
+                           "shorter sequences"}};
+    }
     std::string text = text_of(
         "%s are not enough for '%s': it takes at least %s (%s for the process itself, %s for op "
         "'%s')\nwhile that op runs, these are in memory together:\n",
@@ -232,6 +237,7 @@ class Planner {
   std::vector<std::shared_ptr<TrainStep>> steps_;
   Bytes process_ = 0;
   Bytes beside_ = 0;  // of the budget: what is not the arena
+  TrainRefusal* refusal_;  // may be null
 };
 
 }  // namespace
@@ -279,9 +285,10 @@ Bytes train_overhead(const TrainStep& step, int threads) {
 }
 
 Result<TrainPlan> plan_steps(const TrainOptions& options,
-                             std::vector<std::shared_ptr<TrainStep>> steps) {
+                             std::vector<std::shared_ptr<TrainStep>> steps,
+                             TrainRefusal* refusal) {
   HR_CHECK(!steps.empty(), "there is a step");
-  return Planner(options, std::move(steps)).run();
+  return Planner(options, std::move(steps), refusal).run();
 }
 
 std::string budget_words(const TrainOptions& options, Bytes bytes) {

@@ -56,11 +56,18 @@ struct TrainPlan {
 // Errors: kUsage and kUnsupported as build_train_step; kDoesNotFit.
 Result<TrainPlan> plan_training(const TrainOptions& options, const StepModel& model);
 
+// Why there is no plan, as numbers.
+struct TrainRefusal {
+  Bytes needed_bytes = 0;            // the least budget that would do
+  std::vector<std::string> options;  // what would make it fit, best first
+};
+
 // The same for steps that are built already and differ in the order of their ops alone; the fastest
 // is taken. Of options.config: name, out, recompute, and for people batch, sequence and precision.
-// kUnsupported: more ops than can be planned; kDoesNotFit.
+// kUnsupported: more ops than can be planned; kDoesNotFit, with *refusal set where it is not null.
 Result<TrainPlan> plan_steps(const TrainOptions& options,
-                             std::vector<std::shared_ptr<TrainStep>> steps);
+                             std::vector<std::shared_ptr<TrainStep>> steps,
+                             TrainRefusal* refusal = nullptr);
 
 // "--memory 12MiB" or "memory='12MiB'": how a user asks for a budget of so many bytes, rounded up.
 std::string budget_words(const TrainOptions& options, Bytes bytes);

@@ -40,7 +40,16 @@ class Step {
     o.profile = profile;
     o.paranoid = paranoid;
     o.arena_bytes = arena;
-    step_ = check(CapturedStep::plan(forward, optimizer, o));
+    TrainRefusal refusal;
+    auto step = CapturedStep::plan(forward, optimizer, o, &refusal);
+    if (!step.ok() && refusal.needed_bytes > 0) {
+      auto why = std::make_shared<Infeasible>();
+      why->needed_bytes = refusal.needed_bytes;
+      why->budget = memory;
+      why->options = refusal.options;
+      throw Raised{step.status(), why};
+    }
+    step_ = check(std::move(step));
     folder_ = o.folder;
   }
 
@@ -138,8 +147,9 @@ class Step {
     return *step_;
   }
   static ParameterState state_of(int state) {
-    if (state < 0 || state > 2) {
-      fail(error(Code::kUsage, "state %d: 0 is the value, 1 and 2 are moments", state));
+    if (state < 0 || state > 3) {
+      fail(error(Code::kUsage, "state %d: 0 is the value, 1 and 2 are moments, 3 is the master",
+                 state));
     }
     return static_cast<ParameterState>(state);
   }
@@ -173,7 +183,8 @@ void bind_step(nb::module_& m) {
       .def("start", &Step::start, Unlocked(), "Takes memory and scratch file; all state is zero.")
       .def("close", &Step::close, Unlocked(), "Gives both back.")
       .def("bytes_of", &Step::bytes_of, nb::arg("name"), nb::arg("state") = 0,
-           "Bytes of a parameter (state 0), its first (1) or second (2) moment; 0: it has none.")
+           "Bytes of a parameter (state 0), its first (1) or second (2) moment, or the f32 master that "
+           "it is rounded from (3); 0: it has none.")
       .def("write", &Step::write, nb::arg("name"), nb::arg("state"), nb::arg("address"),
            nb::arg("bytes"), nb::arg("begin") = 0, Unlocked(),
            "Copies bytes to a parameter or moment, in the layout of the caller's own tensor.")

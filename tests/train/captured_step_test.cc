@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 
+#include "headrace/base/system_memory.h"
 #include "headrace/train/captured_graph.h"
 #include "tests/train/captured_text.h"
 #include "tests/train/plain_step.h"
@@ -273,6 +274,19 @@ TEST(CapturedStep, ParametersInBf16AreReadAndWrittenAsBf16) {
                            std::as_writable_bytes(std::span(back))).ok());
     EXPECT_TRUE(values == back) << name;
   }
+  // The master has more bits than the caller's value.
+  const std::string head = "lm_head.weight", norm = "model.norm.weight";
+  EXPECT_TRUE(read_all(*step, norm, ParameterState::kMaster).empty());
+  std::vector<float> master = read_all(*step, head, ParameterState::kMaster);
+  ASSERT_EQ(master.size(), 67u * 32u);
+  EXPECT_EQ(master[3], bf16_to_f32(0x3f03));
+  master[3] += 0x1p-12f;
+  write_all(*step, head, master, ParameterState::kMaster);
+  EXPECT_TRUE(read_all(*step, head, ParameterState::kMaster) == master);
+  uint16_t rounded = 0;
+  ASSERT_TRUE(step->read(head, ParameterState::kValue, 6,
+                         std::as_writable_bytes(std::span(&rounded, 1))).ok());
+  EXPECT_EQ(rounded, 0x3f03);
 }
 
 // SGD's change of a parameter is the gradient: that of two micro-batches with means of their own is
@@ -481,9 +495,19 @@ TEST(CapturedStep, ABudgetThatIsTooSmallIsRefusedWithWhatWouldDo) {
   CapturedOptions o = options();
   o.memory_bytes = kMiB;
   const json forward = captured_json(test::small_llama(), test::small_shape());
-  const Status s = CapturedStep::plan(forward.dump(), captured_optimizer({}).dump(), o).status();
+  o.baseline_bytes = process_memory().rss;
+  const std::string text = forward.dump(), optimizer = captured_optimizer({}).dump();
+  TrainRefusal refusal;
+  const Status s = CapturedStep::plan(text, optimizer, o, &refusal).status();
   EXPECT_EQ(s.code(), Code::kDoesNotFit);
   EXPECT_THAT(s.message(), HasSubstr("it takes at least memory=\""));
+  EXPECT_GT(refusal.needed_bytes, kMiB);
+  EXPECT_FALSE(refusal.options.empty());
+  o.memory_bytes = refusal.needed_bytes;
+  o.baseline_bytes = process_memory().rss;
+  const auto step = CapturedStep::plan(text, optimizer, o);
+  ASSERT_TRUE(step.ok()) << step.status().message();
+  EXPECT_LE((*step)->train_plan().ledger.reserved(), o.memory_bytes);
 }
 
 TEST(CapturedStep, TheTableSaysWhereTheBudgetGoes) {
