@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from torch._dynamo.backends.registry import list_backends, register_backend
 
-from ._backend import backend
+from ._backend import backend, note_import
 
 __all__ = ["backend"]
 
+note_import()
 # An installed headrace is found by its entry point, which registers it; a second time is an error.
 if "headrace" not in list_backends(exclude_tags=()):
     register_backend(backend, name="headrace")

@@ -28,9 +28,11 @@ _records: "weakref.WeakValueDictionary[int, Record]" = weakref.WeakValueDictiona
 class Record(bytearray):
     """What one forward pass has saved. The memory of its token: torch.frombuffer keeps it alive."""
 
-    def __init__(self, emission: Emission, saved: list[torch.Tensor],
-                 moves: Optional[Moves]) -> None:
+    def __init__(self, emission: Emission, saved: list[torch.Tensor], moves: Optional[Moves],
+                 ledger: Ledger) -> None:
         super().__init__(TOKEN_BYTES)
+        self.ledger: Optional[Ledger] = ledger
+        ledger.pending += 1
         self.emission = emission
         self.saved: Optional[list[torch.Tensor]] = saved
         self.moves = moves
@@ -40,9 +42,16 @@ class Record(bytearray):
 
     __hash__ = object.__hash__
 
+    def end(self) -> None:
+        """Its backward pass is over, or will never be."""
+        if self.ledger is not None:
+            self.ledger.pending -= 1
+            self.ledger = None
+            if self.moves is not None:
+                self.moves.end()
+
     def __del__(self) -> None:
-        if getattr(self, "moves", None) is not None:
-            self.moves.end()
+        self.end()
 
     def token(self) -> torch.Tensor:
         """uint8 [8]: the record's number, in the record's own memory."""
@@ -72,6 +81,7 @@ class Pass:
     def __init__(self, step: Step, ledger: Ledger, goes_on: bool) -> None:
         """goes_on: the model goes on after this graph (a graph break)."""
         self.step = step
+        self.ledger = ledger
         self.plans = PassPlans(step, ledger, goes_on)
         self.kept = [step.primals.index(p) for p in step.kept_primals]
         self.outputs = len(step.forward_outputs)
@@ -89,7 +99,7 @@ class Pass:
             raise
         outputs, saved = results[:self.outputs], results[self.outputs:]
         del results
-        record = Record(plan.emission, saved, moves)
+        record = Record(plan.emission, saved, moves, self.ledger)
         return [*outputs, *kept, record.token()]
 
     def backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -109,8 +119,7 @@ class Pass:
         try:
             return record.emission.backward(given)
         finally:
-            if record.moves is not None:
-                record.moves.end()
+            record.end()
 
 
 def _call(graph: fx.Graph, name: str, inputs: list[fx.Node], results: list[Any]) -> list[Any]:
