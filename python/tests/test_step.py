@@ -56,11 +56,11 @@ def pair(make, optimizer_of=adamw, step_of=plain_step, **more):
 
 
 def assert_same_parameters(model, other, tolerance=1e-5):
-    """By norm, relative to what the parameters moved by would be too strict for zeros."""
+    """By norm; a bias of keys moves by rounding alone, by less than 1e-6 a step."""
     state = other.state_dict()
     for name, value in model.state_dict().items():
         difference = (value - state[name]).norm()
-        assert difference <= tolerance * value.norm() + 1e-7, (name, float(difference))
+        assert difference <= tolerance * value.norm() + 5e-6, (name, float(difference))
 
 
 def assert_same_training(eager, compiled, batches, tolerance=1e-5):
@@ -181,6 +181,24 @@ def test_padding_of_labels_is_not_counted(engine):
     given = [(t, torch.where(torch.arange(t.shape[1]) < 9 + i, t, -100))
              for i, (t, _) in enumerate(batches(3))]
     assert_same_training(eager, compiled, given)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Llama eager attention", "Mistral", "GPT2"])
+def test_attention_masks_of_padding_on_the_right_are_taken(name, engine):
+    pytest.importorskip("transformers")
+    eager, compiled = pair(models.HUGGINGFACE[name], step_of=lambda m, o: plain_step(
+        m, o, lambda t, a, y: m(input_ids=t, attention_mask=a, labels=y).loss))
+    given = []
+    for i, (tokens, _) in enumerate(batches(3)):
+        mask = (torch.arange(tokens.shape[1]) < torch.tensor([[9 + i], [16 - i]])).long()
+        given.append((torch.where(mask == 1, tokens, 0), mask,
+                      torch.where(mask == 1, tokens, -100)))
+    assert_same_training(eager, compiled, given)
+    tokens, mask, labels = given[0]
+    with pytest.raises(headrace.HeadraceError, match="attention_mask"):
+        compiled[2](tokens, mask.flip(1), labels)
+    with pytest.raises(headrace.HeadraceError, match="attention_mask"):
+        compiled[2](tokens, mask, tokens)
 
 
 # ---- who owns the parameters -------------------------------------------------------------------
@@ -373,3 +391,131 @@ def test_arguments_that_are_no_model_or_optimizer_are_refused():
         headrace.compile_step(lambda: None, model, "adamw", MEMORY)
     with pytest.raises(headrace.HeadraceError, match="no torch.nn.Module"):
         headrace.compile_step(lambda: None, F.relu, adamw(model), MEMORY)
+
+
+def test_freezing_is_obeyed_and_thawing_refused(engine):
+    eager, compiled = pair(models.NanoGPT, lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    assert_same_training(eager, compiled, batches(2))
+    for model, *_ in (eager, compiled):
+        model.wpe.weight.requires_grad_(False)
+    assert_same_training(eager, compiled, batches(2))
+    compiled[0].wpe.weight.requires_grad_(True)
+    with pytest.raises(headrace.HeadraceError, match="wpe.weight"):
+        compiled[2](*models.batch())
+
+
+# ---- images ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_a_vision_transformer_trains_as_in_eager(pool, engine):
+    assert_same_training(*pair(lambda: models.Vit(pool)),
+                         [models.image_batch(seed=i) for i in range(4)])
+
+
+def test_a_vision_transformer_of_transformers_trains_as_in_eager(engine):
+    pytest.importorskip("transformers")
+    eager, compiled = pair(models.huggingface_vit, step_of=lambda m, o: plain_step(
+        m, o, lambda x, y: m(pixel_values=x, labels=y).loss, clip=1.0))
+    assert_same_training(eager, compiled, [models.image_batch(seed=i) for i in range(4)])
+
+
+def test_micro_batches_of_images_have_their_own(engine):
+    eager, compiled = pair(models.Vit, step_of=accumulated)
+    for i in range(3):
+        batch = models.image_batch(6, seed=i)
+        torch.testing.assert_close(compiled[2](*batch)[0], eager[2](*batch)[0], rtol=1e-5, atol=0)
+    assert_same_parameters(eager[0], compiled[0])
+
+
+# ---- the engine's own promises -----------------------------------------------------------------
+
+def least(make, step_of=plain_step):
+    """The least memory that the step of a model is planned in."""
+    model = make()
+    optimizer = adamw(model)
+    step = headrace.compile_step(step_of(model, optimizer), model, optimizer, "1MiB", check=False)
+    with pytest.raises(headrace.DoesNotFit) as refused:
+        step(*models.batch(8, 32))
+    assert refused.value.needed_bytes > 1 << 20 and refused.value.options
+    return refused.value.needed_bytes
+
+
+def test_in_the_least_memory_the_bits_are_those_of_plenty():
+    results = []
+    for memory in (least(models.NanoGPT), "1GiB"):
+        torch.manual_seed(1)
+        model = models.NanoGPT()
+        optimizer = adamw(model)
+        with headrace.compile_step(plain_step(model, optimizer), model, optimizer, memory,
+                                   check=False) as step:
+            losses = [step(*models.batch(8, 32, seed=i)) for i in range(3)]
+        results.append((losses, model.state_dict()))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(t, results[1][1][n]) for n, t in results[0][1].items())
+
+
+def test_dropout_is_drawn_anew_each_step_and_the_same_for_one_seed():
+    def losses(seed):
+        torch.manual_seed(1)
+        model = models.NanoGPT(p=0.3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        step = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY, seed=seed)
+        return [float(step(*models.batch())) for _ in range(3)]
+    first = losses(5)
+    assert len(set(first)) == 3
+    assert losses(5) == first and losses(6) != first
+
+
+def test_bf16_trains_close_to_what_f32_does():
+    torch.manual_seed(1)
+    model = models.Llama2c()
+    other = copy.deepcopy(model).to(torch.bfloat16)
+    other.cos, other.sin = model.cos, model.sin  # what .to() rounds would not be rotations
+    optimizer, other_optimizer = adamw(model), adamw(other)
+    plain = plain_step(model, optimizer)
+    step = headrace.compile_step(plain_step(other, other_optimizer), other, other_optimizer, MEMORY)
+    for batch in batches(4):
+        torch.testing.assert_close(step(*batch).float(), plain(*batch).detach(), rtol=2e-2, atol=0)
+    assert other.state_dict()["output.weight"].dtype == torch.bfloat16
+
+
+def test_a_step_that_is_not_finite_changes_nothing():
+    model = models.NanoGPT()
+    optimizer = adamw(model)
+    step = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY)
+    step(*models.batch())
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model.ln_f.weight[0] = float("inf")
+    assert not torch.isfinite(step(*models.batch()))
+    assert step.skipped_steps == 1
+    after = model.state_dict()
+    assert all(torch.equal(t, before[n]) for n, t in after.items() if n != "ln_f.weight")
+
+
+def test_the_plan_is_a_table_and_trains_without_a_file_left(folder):
+    model = models.NanoGPT()
+    optimizer = adamw(model)
+    step = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY,
+                                 folder=folder, threads=1)
+    assert "first call" in str(step)
+    step(*models.batch())
+    assert "NanoGPT" in step.plan_text() and "activations" in repr(step)
+    assert step._repr_html_().startswith("<pre>")
+    assert not list(folder.iterdir())
+    step.close()
+
+
+def test_remote_memory_is_obeyed():
+    @headrace.remote_memory()
+    class Table(torch.nn.Embedding):
+        pass
+
+    def make():
+        model = models.NanoGPT(tied=False)
+        model.wte = Table(models.VOCAB, models.WIDTH)
+        return model
+    eager, compiled = pair(make)
+    assert_same_training(eager, compiled, batches(3))
+    rules = [p for p in compiled[2]._live.description.forward["parameters"] if "remote_memory" in p]
+    assert [p["name"] for p in rules] == ["wte.weight"]

@@ -13,7 +13,8 @@ import step_reference as reference
 
 
 def raised(train_step, model, optimizer, *args):
-    return describe(capture(train_step, model, optimizer, args, {}), model, optimizer)
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    return describe(capture(train_step, model, optimizer, args, {}), model, optimizer, tensors)
 
 
 def plain_step(model, optimizer, loss_of):
@@ -205,7 +206,7 @@ class Apply(torch.nn.Module):
     (lambda x: torch.sin(x), "aten.sin"),
     (lambda x: x * x, "aten"),
     (lambda x: x.detach(), "gradients would stop here"),
-    (lambda x: x + torch.arange(16.)[None, :, None], "no mask of attention"),
+    (lambda x: x + torch.arange(16.)[None, :, None], "is no mask"),
     (lambda x: x.flip(1), "aten.flip"),
     (lambda x: x.transpose(0, 1).reshape(2, 16, 32) + x, "different rows"),
     (lambda x: x.to(torch.bfloat16).float(), "bfloat16"),

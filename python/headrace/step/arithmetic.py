@@ -52,8 +52,7 @@ def _plus_pattern(raiser, x, y):
     if isinstance(x, Mix) or isinstance(y, Mix):
         return rotary.plus(x, y)
     if is_partial(x, "scores"):
-        mask = raiser.constant(y)
-        return attention.masked(x, mask, additive=True) if mask is not None else None
+        return attention.masked(x, *attention.mask_of(raiser, y))
     if is_value(x) and is_partial(y, "scaled") and is_partial(y.of[0], "cube"):
         if x.same_as(y.of[0].of[0]) and close(y.number, 0.044715):
             return Partial("gelu_argument", (x,))

@@ -10,7 +10,7 @@ import torch
 
 from . import layout, rotary
 from .raising import NotRaised, complete, describe, handles, is_partial, is_value
-from .values import Attention, Heads, Partial, Value
+from .values import Attention, Heads, Mask, Partial, Value
 
 # What a mask adds to scores that are to be left out: e^-1e4 is 0 in f32 beside any score.
 _OUT = -1e4
@@ -22,6 +22,7 @@ class Scores:
     k: Heads
     scale: float
     visible: Optional[tuple[bool, int]] = None  # (causal, window); None: not masked yet
+    mask: Optional[Mask] = None                 # that depends on inputs
 
 
 def _heads(x, what: str) -> tuple[Heads, float]:
@@ -36,14 +37,24 @@ def _heads(x, what: str) -> tuple[Heads, float]:
     return heads, factor
 
 
-def visible_of(mask: torch.Tensor, additive: bool) -> tuple[bool, int]:
-    """(causal, window) of a constant mask [.., S, S]: True, or 0, where a position is seen."""
-    if additive and mask.dtype != torch.bool:
-        if not bool(((mask == 0) | (mask <= _OUT)).all()):
-            raise NotRaised("a mask of attention adds numbers other than 0 and minus infinity")
-        seen = mask == 0
-    else:
-        seen = mask.bool()
+def seen_by(mask: torch.Tensor) -> torch.Tensor:
+    """Where a mask lets a position be seen: True, or a number to be added that is 0."""
+    if mask.dtype == torch.bool:
+        return mask
+    if not bool(((mask == 0) | (mask <= _OUT)).all()):
+        raise NotRaised("a mask of attention adds numbers other than 0 and minus infinity")
+    return mask == 0
+
+
+def pattern_of(causal: bool, window: int, rows: int) -> np.ndarray:
+    """Where position i sees position j."""
+    away = np.arange(rows)[:, None] - np.arange(rows)[None, :]
+    seen = away >= 0 if causal else np.ones_like(away, dtype=bool)
+    return seen & (np.abs(away) < window) if window else seen
+
+
+def visible_of(seen: torch.Tensor) -> tuple[bool, int]:
+    """(causal, window) of a constant mask [.., S, S]."""
     while seen.dim() > 2:
         if not bool((seen == seen[:1]).all()):
             raise NotRaised("a mask of attention differs between sequences or heads")
@@ -54,15 +65,31 @@ def visible_of(mask: torch.Tensor, additive: bool) -> tuple[bool, int]:
         return False, 0
     away = np.arange(rows)[:, None] - np.arange(rows)[None, :]
     causal = not seen[away < 0].any()
-    seen_away = np.where(seen, away, 0)
-    window = int(seen_away.max()) + 1
+    window = int(np.where(seen, away, 0).max()) + 1
     for width in (0, window):
-        expected = (away >= 0) if causal else np.ones_like(seen)
-        if width:
-            expected = expected & (np.abs(away) < width)
-        if np.array_equal(expected, seen):
+        if np.array_equal(pattern_of(causal, width, rows), seen):
             return causal, width
     raise NotRaised("a mask of attention is neither causal nor a causal window nor full")
+
+
+def mask_of(raiser, node) -> tuple[tuple[bool, int], Optional[Mask]]:
+    """What a mask that is a node lets be seen. One that depends on inputs is looked at in the first
+    batch: what any of its sequences sees, up to the last position that one does."""
+    constant = raiser.constant(node)
+    if constant is not None:
+        return visible_of(seen_by(constant)), None
+    if not isinstance(node, torch.fx.Node):
+        raise NotRaised("a mask of attention depends on parameters")
+    if raiser.parts.changed_after(node, raiser.node):
+        raise NotRaised("a mask of attention is changed in place afterwards")
+    if node not in raiser.masks:
+        seen = seen_by(raiser.first_value(node))
+        rows = seen.shape[-1]
+        seen = seen.reshape(-1, seen.shape[-2], rows).any(0).expand(rows, rows)
+        end = int(seen.any(0).nonzero().max()) + 1
+        raiser.masks[node] = Mask(node, *visible_of(seen[:end, :end]))
+    mask = raiser.masks[node]
+    return (mask.causal, mask.window), mask
 
 
 def _attention(scores: Scores, v: Heads):
@@ -75,7 +102,7 @@ def _attention(scores: Scores, v: Heads):
                         f"{v.count} values of {v.size}")
     if len({(h.value.rows, h.value.sequence) for h in (q, k, v)}) != 1:
         raise NotRaised("attention between sequences of different lengths")
-    made = Attention(q, k, v, scores.scale, causal, window)
+    made = Attention(q, k, v, scores.scale, causal, window, scores.mask)
     value = Value(made, q.value.rows, q.count * q.size, q.value.sequence)
     sequences = value.rows // value.sequence
     rows = layout.contiguous(value, [sequences, value.sequence, q.count, q.size])
@@ -95,14 +122,10 @@ def scaled_dot_product_attention(raiser, node, q, k, v, attn_mask=None, dropout_
     if not enable_gqa and k.count * k.repeated != q.count:
         raise NotRaised("queries and keys have different numbers of heads")
     scale = 1 / math.sqrt(q.size) if scale is None else scale
-    visible = (bool(is_causal), 0)
+    visible, mask = (bool(is_causal), 0), None
     if attn_mask is not None:
-        mask = raiser.constant(attn_mask)
-        if mask is None:
-            raise NotRaised("a mask of attention depends on inputs of train_step; leave "
-                            "attention_mask out and mark padding by labels of -100")
-        visible = visible_of(mask, additive=True)
-    return _attention(Scores(q, k, scale * factor_q * factor_k, visible), v)
+        visible, mask = mask_of(raiser, attn_mask)
+    return _attention(Scores(q, k, scale * factor_q * factor_k, visible, mask), v)
 
 
 # ---- written out -------------------------------------------------------------------------------
@@ -126,12 +149,12 @@ def scaled_scores(x: Partial, factor: float) -> Partial:
     return Partial("scores", (dataclasses.replace(scores, scale=scores.scale * factor),))
 
 
-def masked(x: Partial, mask: torch.Tensor, additive: bool) -> Partial:
+def masked(x: Partial, visible: tuple[bool, int], mask: Optional[Mask] = None) -> Partial:
     scores = x.of[0]
-    visible = visible_of(mask, additive)
     if scores.visible is not None and scores.visible != visible:
         raise NotRaised("attention is masked twice, in different ways")
-    return Partial("scores", (dataclasses.replace(scores, visible=visible),))
+    changed = dataclasses.replace(scores, visible=visible, mask=mask or scores.mask)
+    return Partial("scores", (changed,))
 
 
 def _out(raiser, value) -> bool:
@@ -143,7 +166,7 @@ def _out(raiser, value) -> bool:
 def masked_fill(raiser, node, x, mask, value):
     constant = raiser.constant(mask)
     if is_partial(x, "scores") and constant is not None and _out(raiser, value):
-        return masked(x, ~constant, additive=False)
+        return masked(x, visible_of(~constant.bool()))
     raise NotRaised("only scores of attention are masked, by constants, with minus infinity")
 
 
@@ -151,9 +174,9 @@ def masked_fill(raiser, node, x, mask, value):
 def where(raiser, node, condition, x, y):
     constant = raiser.constant(condition)
     if constant is not None and is_partial(x, "scores") and _out(raiser, y):
-        return masked(x, constant, additive=False)
+        return masked(x, visible_of(constant.bool()))
     if constant is not None and is_partial(y, "scores") and _out(raiser, x):
-        return masked(y, ~constant, additive=False)
+        return masked(y, visible_of(~constant.bool()))
     raise NotRaised("only scores of attention are masked, by constants, with minus infinity")
 
 

@@ -38,6 +38,7 @@ class MicroInputs:
     ignored: int
     classes: int
     floats: dict[str, int]      # by name of the input
+    masks: list[tuple[int, bool, int]]  # of attention: (place, causal, window)
 
 
 @dataclasses.dataclass
@@ -65,10 +66,12 @@ class Description:
             return self.raiser.parts.module(self.loss_nodes)(*tensors)
 
 
-def describe(captured: Capture, model, optimizer) -> Description:
-    """HeadraceError("unsupported") with op, shapes and line for what the engine does not have."""
-    raiser = Raiser(captured)
+def describe(captured: Capture, model, optimizer,
+             tensors: Sequence[torch.Tensor]) -> Description:
+    """``tensors``: those among the arguments that were captured, in order. HeadraceError("unsupported") with op, shapes and line for what the engine does not have."""
+    raiser = Raiser(captured, tensors)
     raiser.run()
+    raiser.tensors = ()
     clip = _checked_events(captured.events, raiser)
     factors = _factors(raiser)
     lowering = Lowering()
@@ -261,7 +264,8 @@ def _before(raiser: Raiser, losses: Sequence[values.Loss], micros: Sequence[Micr
             padding=[p for p, _ in micro.padding], targets=place(loss.targets),
             loss_rows=loss.x.rows, target_rows=loss.rows, ignored=loss.ignored,
             classes=loss.weight.cols if loss.weight.transposed else loss.weight.rows,
-            floats={name: place(v.made.node) for name, v in micro.inputs.items()}))
+            floats={name: place(v.made.node) for name, v in micro.inputs.items()},
+            masks=[(place(m.node), m.causal, m.window) for m in micro.masks]))
     return raiser.parts.module(outputs), inputs
 
 

@@ -27,6 +27,7 @@ class MicroBatch:
     sequence: int                         # of the tokens
     inputs: dict[str, values.Value]       # of floats, by name
     padding: list[tuple[int, torch.fx.Node]]  # rows of tables that torch gives no gradient
+    masks: list[values.Mask]
 
 
 class Lowering:
@@ -40,7 +41,7 @@ class Lowering:
         micro = _MicroLowering(self)
         micro.loss(loss, scale, own_mean)
         return MicroBatch(micro.ops, micro.tokens, micro.token_rows, micro.sequence, micro.inputs,
-                          micro.padding)
+                          micro.padding, list(micro.masks.values()))
 
 
 class _MicroLowering:
@@ -51,6 +52,7 @@ class _MicroLowering:
         self.token_rows, self.sequence = 0, 1
         self.inputs: dict[str, Value] = {}
         self.padding: list[tuple[int, torch.fx.Node]] = []
+        self.masks: dict[torch.fx.Node, values.Mask] = {}
         self.names: dict[Any, str] = {}      # of values (and of joined ones, by their parts)
         self.kept: list[Any] = []            # so that ids in keys of names stay theirs
         self.used: set[str] = {"loss", "clip"}  # names of the engine's own
@@ -285,6 +287,8 @@ class _MicroLowering:
 
     def _attention(self, v: Value, made: values.Attention) -> str:
         q, k = made.q, made.k
+        if made.mask is not None:
+            self.masks[made.mask.node] = made.mask
         rope, q, k = _taken_off(q, k, values.Rope, "rotary embeddings")
         norms, q, k = _taken_off(q, k, values.HeadNorm, "norms of heads")
         parts = [(h.value, h.columns()) for h in (q, k, made.v)]

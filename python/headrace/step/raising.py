@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
@@ -45,14 +45,16 @@ class Backward:
 class Raiser:
     """After run(): ``losses`` and ``backwards`` of the step, in order."""
 
-    def __init__(self, captured: Capture):
+    def __init__(self, captured: Capture, tensors: Sequence[torch.Tensor]):
         self.captured = captured
+        self.tensors = tensors  # among the arguments of the first call
         self.parts = Parts(captured)
         self.values: dict[torch.fx.Node, Any] = {}
         self.losses: list[tuple[values.Loss, torch.fx.Node]] = []
         self.backwards: list[Backward] = []
         self.parameters: dict[int, Parameter] = {}
         self.inputs: dict[torch.fx.Node, Value] = {}  # of floats, by node
+        self.masks: dict[torch.fx.Node, values.Mask] = {}
         self.node: Optional[torch.fx.Node] = None  # being raised
         self.of_parameters = {t.dtype for n in captured.nodes if self.parts.is_parameter(n)
                               for t in [captured.objects[n.target]]}
@@ -118,6 +120,11 @@ class Raiser:
         if isinstance(argument, torch.fx.Node) and self.parts.kind[argument] == CONSTANT:
             return self.parts.evaluate(argument, exact)
         return None
+
+    def first_value(self, node: torch.fx.Node) -> torch.Tensor:
+        """Of a node that depends on inputs, in the first call."""
+        with torch.no_grad():
+            return self.parts.module([node])(*self.tensors)[0]
 
     def number(self, argument) -> Optional[float]:
         """A constant that is one number."""

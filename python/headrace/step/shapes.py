@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .._errors import HeadraceError
+from .attention import pattern_of, seen_by
 from .description import Description, MicroInputs
 
 
@@ -49,18 +50,24 @@ class Rows:
     def _set_tokens(self, mine, planned, values, begin: int, counted_rows) -> None:
         tokens = values[mine.tokens].reshape(-1)
         _check_range(tokens, mine.vocabulary, "token")
-        if mine.padding:
-            _check_padding(mine, tokens, counted_rows)
+        if mine.padding or mine.masks:
+            last = _last_counted(mine, counted_rows)
+            _check_padding(mine, tokens, last)
+            _check_masks(mine, values, last)
         at = _places(torch.arange(mine.token_rows), mine, planned)
         self.tokens[begin + at] = tokens.to(torch.int32)
 
 
-def _check_padding(mine: MicroInputs, tokens, counted_rows) -> None:
+def _last_counted(mine: MicroInputs, counted_rows: torch.Tensor) -> torch.Tensor:
+    """By sequence, the last position that a target counts of; -1: none."""
     last = torch.full((mine.token_rows // mine.sequence,), -1, dtype=torch.int64)
-    if mine.loss_rows == mine.token_rows:
-        last.scatter_reduce_(0, counted_rows // mine.sequence, counted_rows % mine.sequence, "amax")
-    else:
-        last += mine.sequence
+    if mine.loss_rows != mine.token_rows:
+        return last + mine.sequence
+    return last.scatter_reduce_(0, counted_rows // mine.sequence, counted_rows % mine.sequence,
+                                "amax")
+
+
+def _check_padding(mine: MicroInputs, tokens: torch.Tensor, last: torch.Tensor) -> None:
     seen = torch.arange(mine.sequence)[None, :] <= last[:, None]
     for padding in mine.padding:
         if bool(((tokens.reshape(-1, mine.sequence) == padding) & seen).any()):
@@ -68,6 +75,23 @@ def _check_padding(mine: MicroInputs, tokens, counted_rows) -> None:
                 f"compile_step: token {padding}, the padding_idx of an embedding, is before a target "
                 "that counts; its embedding has no gradient in torch, which is not supported",
                 "unsupported")
+
+
+def _check_masks(mine: MicroInputs, values, last: torch.Tensor) -> None:
+    """Rows up to the last that counts see what they would without padding."""
+    for place, causal, window in mine.masks:
+        seen = seen_by(values[place])
+        pattern = torch.from_numpy(pattern_of(causal, window, mine.sequence))
+        differs = (seen != pattern).any(-1)               # [.., S]
+        differs = differs.expand(*differs.shape[:-1], mine.sequence)
+        differs = differs.reshape(-1, 1, mine.sequence) if differs.dim() < 2 else differs
+        counts = torch.arange(mine.sequence)[None, :] <= last[:, None]  # [B, S]
+        shape = (counts.shape[0],) + (1,) * (differs.dim() - 2) + (mine.sequence,)
+        if bool((differs & counts.reshape(shape)).any()):
+            raise HeadraceError(
+                "compile_step: attention_mask leaves out positions that targets which count would "
+                "see: only padding after the last such target is supported (on the right, labels "
+                "-100)", "unsupported")
 
 
 def _places(rows: torch.Tensor, mine: MicroInputs, planned: MicroInputs) -> torch.Tensor:

@@ -124,6 +124,11 @@ class State:
         """From the engine to another one, through a file; in memory is a piece at a time."""
         self.settle()
         old, done = self.engine, self.engine.done
+        new = sorted(set(trained) - set(self.trained))
+        if new and done:
+            raise unsupported(f"compile_step: parameter '{new[0]}' begins to be trained after "
+                              f"{done} steps, which is not supported: close() this step and compile "
+                              "another")
         with tempfile.TemporaryFile(dir=_disk()) as spool:
             pieces = [(name, which, old.bytes_of(name, which)) for name in self.parameters
                       for which in (VALUE, FIRST, SECOND)]

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _core
-from .._errors import HeadraceError
+from .._errors import DoesNotFit, HeadraceError
 from .._memory import Size, parse_bytes
 from . import capture as capturing
 from . import shapes
@@ -53,7 +53,7 @@ class CompiledStep:
             raise HeadraceError("this compiled step is closed", "usage")
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        entry = self._entry_of(args, kwargs, leaves, spec)
+        entry = self._entry_of(args, kwargs, leaves, spec, tensors)
         d = entry.description
         values = [v.detach() for v in d.before(*tensors)]
         target = self._target(entry)
@@ -106,11 +106,11 @@ class CompiledStep:
 
     # ---- capture
 
-    def _entry_of(self, args, kwargs, leaves, spec) -> _Compiled:
+    def _entry_of(self, args, kwargs, leaves, spec, tensors) -> _Compiled:
         key = self._key(leaves, spec)
         entry = self._compiled.pop(key, None)
         if entry is None:
-            entry = self._compile(args, kwargs)
+            entry = self._compile(args, kwargs, tensors)
             if len(self._compiled) >= _MOST_SHAPES:
                 self._compiled.pop(next(iter(self._compiled)))
         self._compiled[key] = entry
@@ -127,7 +127,7 @@ class CompiledStep:
             for group in self._optimizer.param_groups)
         return str(spec), shapes_of, flags, parameters, groups
 
-    def _compile(self, args, kwargs) -> _Compiled:
+    def _compile(self, args, kwargs, tensors) -> _Compiled:
         state = self._state
         state.tracing = True
         emptied = [] if state.resident else list(state.parameters.values())
@@ -135,7 +135,7 @@ class CompiledStep:
             for p in emptied:  # strides of a whole tensor; pages that nothing touches
                 p.tensor.data = torch.empty(p.tensor.shape, dtype=p.tensor.dtype)
             captured = capturing.capture(self._train_step, self._model, self._optimizer, args, kwargs)
-            description = describe(captured, self._model, self._optimizer)
+            description = describe(captured, self._model, self._optimizer, tensors)
         finally:
             state.tracing = False
             for p in emptied:
@@ -166,9 +166,15 @@ class CompiledStep:
         self._live = entry
 
     def _engine(self, d: Description):
-        return _core.CapturedStep(
-            json.dumps(d.forward), json.dumps(d.optimizer), self._memory, folder=self._folder,
-            threads=self._threads, baseline_bytes=self._baseline)
+        try:
+            return _core.CapturedStep(
+                json.dumps(d.forward), json.dumps(d.optimizer), self._memory, folder=self._folder,
+                threads=self._threads, baseline_bytes=self._baseline)
+        except DoesNotFit as refused:
+            if not refused.options:
+                refused.options = [f'memory="{-(-refused.needed_bytes >> 20)}MiB"',
+                                   "smaller micro-batches or shorter sequences"]
+            raise
 
     def _wants_check(self, d: Description) -> bool:
         if any(op["op"] == "hr.dropout" for m in d.forward["micro_batches"] for op in m["ops"]):

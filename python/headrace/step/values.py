@@ -116,6 +116,16 @@ class Rope:
     half: bool                  # pairs (i, i + r / 2), else (2i, 2i + 1)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mask:
+    """A mask of attention [.., S, S] that depends on inputs: ``causal`` and ``window`` where nothing is
+    padding, which is seen to in every step."""
+
+    node: torch.fx.Node
+    causal: bool
+    window: int
+
+
 @dataclasses.dataclass(eq=False)
 class Attention:
     q: Heads
@@ -124,6 +134,7 @@ class Attention:
     scale: float
     causal: bool
     window: int = 0
+    mask: Optional[Mask] = None  # that depends on inputs
 
 
 @dataclasses.dataclass(eq=False)
