@@ -15,7 +15,8 @@ Backward::Backward(Graph* graph, std::vector<Parameter>* parameters)
 //   hr.linear     x (for its weight's), the weights (for x's)     hr.norm       x, stat, weight
 //   hr.attention  qkv, o, lse                                     hr.act        x
 //   hr.qk_norm    qkv, stat, both weights                         hr.loss       is fused
-//   hr.embed, hr.prefix, hr.select, hr.mean_rows, hr.dropout, hr.rope, hr.add: nothing but numbers
+//   hr.scale      x (for its weight's), weight
+//   hr.embed, hr.prefix, hr.select, hr.mean_rows, hr.columns, hr.dropout, hr.rope, hr.add: nothing
 const std::vector<Backward::Rule>& Backward::rules() {
   static const std::vector<Rule> kRules = {
       {"hr.embed", &Backward::embed},         {"hr.linear", &Backward::linear},
@@ -24,7 +25,8 @@ const std::vector<Backward::Rule>& Backward::rules() {
       {"hr.dropout", &Backward::dropout},     {"hr.add", &Backward::add},
       {"hr.loss", &Backward::loss},           {"hr.prefix", &Backward::prefix},
       {"hr.select", &Backward::select},       {"hr.mean_rows", &Backward::select},
-      {"hr.qk_norm", &Backward::qk_norm},
+      {"hr.qk_norm", &Backward::qk_norm},     {"hr.columns", &Backward::columns},
+      {"hr.scale", &Backward::scale},
   };
   return kRules;
 }
@@ -66,7 +68,7 @@ void Backward::embed(const Op& op) {
     if (!trained(weights[0])) continue;
     Op d = like(op, "hr.embed_grad", of_positions ? ".dpositions" : ".dtable");
     d.inputs = {dx};
-    for (const Attr a : {Attr::kRowBegin, Attr::kSequence}) d.attrs[a] = op.attr(a);
+    for (const Attr a : {Attr::kRowBegin, Attr::kSequence, Attr::kFirst}) d.attrs[a] = op.attr(a);
     d.attrs[Attr::kPositions] = of_positions ? 1 : 0;
     set_targets(&d, weights);
     g_.ops.push_back(std::move(d));
@@ -110,6 +112,31 @@ void Backward::select(const Op& op) {
   Op d = like(op, op.kernel == "hr.select" ? "hr.select_grad" : "hr.mean_rows_grad", ".d");
   d.inputs = {dy};
   d.attrs = op.attrs;
+  emit_dx(std::move(d), op.inputs[0], false);
+}
+
+void Backward::columns(const Op& op) {
+  const TensorId dy = gradient(op.outputs[0]);
+  if (!dy.valid()) return;
+  Op d = like(op, "hr.columns_grad", ".d");
+  d.inputs = {dy, op.inputs[1]};
+  emit_dx(std::move(d), op.inputs[0], false);
+}
+
+void Backward::scale(const Op& op) {
+  const TensorId dy = gradient(op.outputs[0]);
+  if (!dy.valid()) return;
+  if (op.inputs.size() > 1 && trained(op.inputs[1])) {
+    Op d = like(op, "hr.scale_dw", ".dw");
+    d.inputs = {dy, op.inputs[0]};
+    d.attrs = {{Attr::kScale, op.attr(Attr::kScale)}};
+    set_targets(&d, {op.inputs[1]});
+    g_.ops.push_back(std::move(d));
+  }
+  Op d = like(op, "hr.scale", ".dx");
+  d.inputs = op.inputs;
+  d.inputs[0] = dy;
+  d.attrs = {{Attr::kScale, op.attr(Attr::kScale)}};
   emit_dx(std::move(d), op.inputs[0], false);
 }
 
@@ -163,7 +190,7 @@ void Backward::norm(const Op& op) {
   if (!needs(x)) return;
   Op d = like(op, "hr.norm_dx", ".dx");
   d.inputs = {dy, x, weight, stat};
-  d.attrs = {{Attr::kAct, op.attr(Attr::kAct)}};
+  d.attrs = {{Attr::kAct, op.attr(Attr::kAct)}, {Attr::kAddOne, op.attr(Attr::kAddOne)}};
   emit_dx(std::move(d), x, true);
 }
 
@@ -185,6 +212,7 @@ void Backward::qk_norm(const Op& op) {
     g_.ops.push_back(std::move(d));
   }
   Op d = with_attrs("hr.qk_norm_dx", ".dx");
+  d.attrs[Attr::kAddOne] = op.attr(Attr::kAddOne);
   d.inputs = {dy, x, q, k, stat};
   emit_dx(std::move(d), x, false);
 }

@@ -44,6 +44,8 @@ class Backward {
   void embed(const Op& op);
   void prefix(const Op& op);
   void select(const Op& op);
+  void columns(const Op& op);
+  void scale(const Op& op);
   void linear(const Op& op);
   void norm(const Op& op);
   void qk_norm(const Op& op);

@@ -6,7 +6,9 @@ usage: ops_golden.py FOLDER
 Writes FOLDER/vision.json, decoder.json (losses; names and shapes of parameters) and .bin (their
 gradients, f32, in that order). The models have what those of train_golden.py lack: an image
 transformer with two prefix rows, and a decoder with norms of heads, a window, rotation of a part of
-each head and biases of the output table. Written in plain PyTorch; made with torch 2.15.
+each head, biases of the output table, label smoothing, and in its second layer heads that are stored
+one after another, weights that 1 is added to and a scaled branch. Written in plain PyTorch; made with
+torch 2.15.
 """
 import json
 import sys
@@ -45,9 +47,9 @@ class Parameters(dict):
         w, b = self.get(name + ".weight", 1, n), self.get(name + ".bias", 1, n)
         return F.layer_norm(x, (n,), w[0], b[0], 1e-6)
 
-    def rms_norm(self, name, x):
+    def rms_norm(self, name, x, add=0):
         w = self.get(name + ".weight", 1, x.shape[-1])
-        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w[0]
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * (add + w[0])
 
 
 def attention(q, k, v, sees):
@@ -98,23 +100,28 @@ def decoder():
     at = torch.arange(9)
     away = at[:, None] - at[None]
     sees = (away >= 0) & (away < 4)
-    x = p.get("embed", 37, n)[tokens]
+    x = 4 * (p.get("embed", 37, n)[tokens] + p.get("positions", 13, n)[2:11])
     for i in range(2):
         at = f"layers.{i}."
-        qkv = p.linear(at + "qkv", p.rms_norm(at + "norm1", x), (heads + 2 * kv) * d)
-        q, k, v = qkv.split([heads * d, kv * d, kv * d], -1)
-        if i == 0:  # each head by itself
+        qkv = p.linear(at + "qkv", p.rms_norm(at + "norm1", x, i), (heads + 2 * kv) * d)
+        if i == 0:  # each head is normalised by itself
+            q, k, v = qkv.split([heads * d, kv * d, kv * d], -1)
             q, k = (t.unflatten(-1, (-1, d)) for t in (q, k))
-        q, k = p.rms_norm(at + "q_norm", q), p.rms_norm(at + "k_norm", k)
+        else:  # columns are: for each kv head its two query heads, key and value
+            q, k, v = qkv.unflatten(-1, (kv, 4, d)).split([2, 1, 1], -2)
+            q, k, v = (t.flatten(2) for t in (q, k, v))
+        q, k = p.rms_norm(at + "q_norm", q, i), p.rms_norm(at + "k_norm", k, i)
         q, k, v = (t.reshape(4, 9, -1, d) for t in (q, k, v))
         x = x + p.linear(at + "out", attention(rotate(q), rotate(k), v, sees), n, False)
         gate, up = p.linear(at + "up", p.rms_norm(at + "norm2", x), 48, False).chunk(2, -1)
-        x = x + p.linear(at + "down", F.gelu(gate) * up, n, False)
+        down = p.linear(at + "down", F.gelu(gate) * up, n, False)
+        x = x + (down * p.get("scale", 1, n)[0] * 0.5 if i == 1 else down)
     x = p.rms_norm("norm", x)
     tiles = [p.linear(f"head.{i}", x, v) for i, v in enumerate((20, 17))]
     logits = torch.cat(tiles, -1).reshape(rows, 37)
     # Two micro-batches that count alike, however many targets they have.
-    losses = [F.cross_entropy(logits[i:i + 18], targets[i:i + 18]) for i in (0, 18)]
+    losses = [F.cross_entropy(logits[i:i + 18], targets[i:i + 18], label_smoothing=0.1)
+              for i in (0, 18)]
     (0.5 * losses[0] + 0.5 * losses[1]).backward()
     return p, losses
 

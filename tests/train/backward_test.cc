@@ -102,11 +102,11 @@ class Model {
     return op("hr.linear", inputs, {{rows(x), rows(w)}},
               {{Attr::kWeights, 1}, {Attr::kBias, bias}, {Attr::kScale, 1}});
   }
-  TensorId norm(const std::string& name, TensorId x, bool layer) {
+  TensorId norm(const std::string& name, TensorId x, bool layer, double add_one = 0) {
     std::vector<TensorId> inputs = {x, weight(name + ".weight")};
     if (layer) inputs.push_back(weight(name + ".bias"));
     return op("hr.norm", inputs, {{rows(x), g.at(x).cols}, {rows(x), layer ? 2 : 1}},
-              {{Attr::kAct, layer}, {Attr::kEps, 1e-6}});
+              {{Attr::kAct, layer}, {Attr::kEps, 1e-6}, {Attr::kAddOne, add_one}});
   }
   Status backward(size_t begin, size_t end) {
     if (backward_ == nullptr) backward_ = std::make_unique<Backward>(&g, &parameters_);
@@ -243,22 +243,30 @@ TEST(Backward, NothingIsComputedForWhatIsFrozenInAnImageTransformer) {
 }
 
 // Four sequences of nine tokens in two micro-batches, whose losses count alike.
-TensorId decoder_forward(Model& m, TensorId inv_freq, int micro) {
+struct Constants {
+  TensorId inv_freq, columns;
+};
+TensorId decoder_forward(Model& m, const Constants& constants, int micro) {
   constexpr int64_t kRows = 18, kHidden = 16;
   const Attrs heads = {{Attr::kHeads, 4}, {Attr::kKvHeads, 2}, {Attr::kHeadDim, 6}};
   const auto with = [&](Attrs more) {
     more.insert(heads.begin(), heads.end());
     return more;
   };
-  TensorId x = m.op("hr.embed", {m.weight("embed")}, {{kRows, kHidden}},
-                    {{Attr::kRowBegin, micro * kRows}, {Attr::kSequence, 9}});
+  TensorId x = m.op("hr.embed", {m.weight("embed"), m.weight("positions")}, {{kRows, kHidden}},
+                    {{Attr::kRowBegin, micro * kRows}, {Attr::kSequence, 9},
+                     {Attr::kPositions, 1}, {Attr::kFirst, 2}});
+  x = m.op("hr.scale", {x}, {{kRows, kHidden}}, {{Attr::kScale, 4}});
   for (const bool apart : {true, false}) {
     const std::string at = apart ? "layers.0." : "layers.1.";
-    TensorId qkv = m.linear(at + "qkv", m.norm(at + "norm1", x, false), true);
+    const double add_one = apart ? 0 : 1;
+    TensorId qkv = m.linear(at + "qkv", m.norm(at + "norm1", x, false, add_one), true);
+    if (!apart) qkv = m.op("hr.columns", {qkv, constants.columns}, {{kRows, 48}}, {});
     qkv = m.op("hr.qk_norm",
                {qkv, m.weight(at + "q_norm.weight"), m.weight(at + "k_norm.weight")},
-               {{kRows, 48}, {kRows, apart ? 6 : 2}}, with({{Attr::kEps, 1e-6}}));
-    qkv = m.op("hr.rope", {qkv, inv_freq}, {{kRows, 48}},
+               {{kRows, 48}, {kRows, apart ? 6 : 2}},
+               with({{Attr::kEps, 1e-6}, {Attr::kAddOne, add_one}}));
+    qkv = m.op("hr.rope", {qkv, constants.inv_freq}, {{kRows, 48}},
                with({{Attr::kRopeHalfSplit, 1}, {Attr::kSequence, 9}}));
     const TensorId o =
         m.op("hr.attention", {qkv}, {{kRows, 24}, {kRows, 4}},
@@ -266,7 +274,13 @@ TensorId decoder_forward(Model& m, TensorId inv_freq, int micro) {
     x = m.linear(at + "out", o, false, x);
     const TensorId up = m.linear(at + "up", m.norm(at + "norm2", x, false), false);
     const TensorId h = m.op("hr.act", {up}, {{kRows, 24}}, {{Attr::kAct, 6}});
-    x = m.linear(at + "down", h, false, x);
+    if (apart) {
+      x = m.linear(at + "down", h, false, x);
+      continue;
+    }
+    TensorId down = m.linear(at + "down", h, false);
+    down = m.op("hr.scale", {down, m.weight("scale")}, {{kRows, kHidden}}, {{Attr::kScale, 0.5}});
+    x = m.op("hr.add", {x, down}, {{kRows, kHidden}}, {});
   }
   x = m.norm("norm", x, false);
   return m.op("hr.loss",
@@ -274,19 +288,29 @@ TensorId decoder_forward(Model& m, TensorId inv_freq, int micro) {
                m.weight("head.1.bias")},
               {{kRows, 1}},
               {{Attr::kRowBegin, micro * kRows}, {Attr::kBias, 1}, {Attr::kScale, 0.5},
-               {Attr::kOwnMean, 1}});
+               {Attr::kOwnMean, 1}, {Attr::kSmoothing, 0.1}});
 }
 
 TEST(Backward, ADecoderOfTheOtherOpsHasTheLossesAndGradientsOfPyTorch) {
   const Golden golden = read_golden("decoder");
   Model m(golden.parameters);
   m.g.max_rows = 36;
-  const TensorId inv_freq = m.tensor("inv_freq", Role::kConstant, 1, 2);
-  m.g.tensors[inv_freq.index()].constant = {1.0f, 0.125f};
+  Constants constants{m.tensor("inv_freq", Role::kConstant, 1, 2),
+                      m.tensor("columns", Role::kConstant, 1, 48)};
+  m.g.tensors[constants.inv_freq.index()].constant = {1.0f, 0.125f};
+  // Of each of two groups of four heads of 6: two heads of q, then k, then v.
+  std::vector<float>& columns = m.g.tensors[constants.columns.index()].constant;
+  for (const auto& [first, heads] : {std::pair(0, 2), std::pair(2, 1), std::pair(3, 1)}) {
+    for (const int group : {0, 4}) {
+      for (int i = 0; i < 6 * heads; ++i) {
+        columns.push_back(static_cast<float>((group + first) * 6 + i));
+      }
+    }
+  }
   std::vector<TensorId> losses;
   for (const int micro : {0, 1}) {
     const size_t begin = m.g.ops.size();
-    losses.push_back(decoder_forward(m, inv_freq, micro));
+    losses.push_back(decoder_forward(m, constants, micro));
     ASSERT_TRUE(m.backward(begin, m.g.ops.size()).ok());
   }
   test::PlainTrainStep plain = m.finished();
