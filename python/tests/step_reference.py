@@ -3,8 +3,6 @@
 It reads the JSON that headrace.compile_step gives to the engine, so that what raising makes of a
 model is tested without the engine, and the engine against the same description.
 """
-import ctypes
-import json
 import math
 
 import torch
@@ -186,80 +184,3 @@ OPS = {
     "hr.add": lambda op, inputs, *_: inputs[0] + inputs[1],
     "hr.dropout": lambda op, inputs, *_: inputs[0],
 }
-
-
-class Engine:
-    """What headrace._core.CapturedStep does, by autograd over the ops above: no plan, no budget."""
-
-    started = 0  # of all
-
-    def __init__(self, forward, optimizer, memory, *, folder=None, threads=0, baseline_bytes=0):
-        self.forward, self.optimizer = json.loads(forward), json.loads(optimizer)
-        self.values, self.moments, self.inputs, self.done = {}, {}, {}, 0
-
-    def start(self):
-        Engine.started += 1
-        for p in self.forward["parameters"]:
-            self.values[p["name"]] = torch.zeros(p["shape"])
-            for which in (1, 2) if self.optimizer["kind"] == "adamw" else (1,):
-                if p["trainable"]:
-                    self.moments[p["name"], which] = torch.zeros(p["shape"])
-
-    def _tensor(self, name, which):
-        return self.values[name] if which == 0 else self.moments.get((name, which))
-
-    def bytes_of(self, name, which):
-        tensor = self._tensor(name, which)
-        return 0 if tensor is None else 4 * tensor.numel()
-
-    def write(self, name, which, address, count, begin=0):
-        ctypes.memmove(self._tensor(name, which).data_ptr() + begin, address, count)
-
-    def read(self, name, which, address, count, begin=0):
-        ctypes.memmove(address, self._tensor(name, which).data_ptr() + begin, count)
-
-    def close(self):
-        self.values, self.moments = None, None
-
-    def plan_text(self, color=False):
-        return "reference"
-
-    def write_input(self, name, address, count, index=0):
-        shape = next(i["shape"] for i in self.forward["inputs"] if i["name"] == name)
-        flat = torch.frombuffer(bytearray(ctypes.string_at(address, count)), dtype=torch.float32)
-        self.inputs.setdefault(name, {})[index] = flat.reshape(shape)
-
-    def run(self, tokens, targets, rows, rates, seed):
-        tokens, targets = (torch.frombuffer(bytearray(ctypes.string_at(a, 4 * rows)),
-                                            dtype=torch.int32) for a in (tokens, targets))
-        trained = [p for p in self.forward["parameters"] if p["trainable"]]
-        for p in trained:
-            self.values[p["name"]] = self.values[p["name"]].requires_grad_(True)
-        with torch.enable_grad():
-            losses = losses_of(self.forward, self.values, tokens, targets, self.inputs)
-            scales = [m["ops"][-1]["attrs"].get("scale", 1) for m in self.forward["micro_batches"]
-                      for _ in range(m.get("repeat", 1))]
-            total = sum(s * loss for s, loss in zip(scales, losses))
-            gradients = torch.autograd.grad(total, [self.values[p["name"]] for p in trained])
-        norm = torch.sqrt(sum((g.double() ** 2).sum() for g in gradients))
-        most = self.optimizer.get("clip_norm", 0)
-        factor = min(1.0, most / (float(norm) + 1e-6)) if most else 1.0
-        self.done += 1
-        for p, g in zip(trained, gradients):
-            value = self.values[p["name"]] = self.values[p["name"]].detach()
-            group = p.get("group", 0)
-            self._update(p["name"], value, g * factor, self.optimizer["groups"][group], rates[group])
-        return [float(loss) for loss in losses], float(norm) if most else None, False
-
-    def _update(self, name, value, g, group, rate):
-        if self.optimizer["kind"] == "sgd":
-            g = g + group["weight_decay"] * value
-            b = self.moments[name, 1].mul_(group["momentum"]).add_(g)
-            value.sub_(rate * b)
-            return
-        m, v = self.moments[name, 1], self.moments[name, 2]
-        m.mul_(group["beta1"]).add_(g, alpha=1 - group["beta1"])
-        v.mul_(group["beta2"]).addcmul_(g, g, value=1 - group["beta2"])
-        value.mul_(1 - rate * group["weight_decay"])
-        root = v.sqrt() / math.sqrt(1 - group["beta2"] ** self.done) + group["eps"]
-        value.addcdiv_(m, root, value=-rate / (1 - group["beta1"] ** self.done))

@@ -1,7 +1,4 @@
-"""compile_step against eager training: same losses, same parameters, whatever happens in between.
-
-Each test runs with the engine, and with a slow reference of it that computes by autograd.
-"""
+"""compile_step against eager training: same losses, same parameters, whatever happens in between."""
 import copy
 import io
 
@@ -10,19 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import headrace
-from headrace import _core
 
 import step_models as models
-import step_reference as reference
 
 MEMORY = "256MiB"
-
-
-@pytest.fixture(params=["engine", "reference"])
-def engine(request, monkeypatch):
-    if request.param == "reference":
-        monkeypatch.setattr(_core, "CapturedStep", reference.Engine, raising=False)
-    return request.param
 
 
 def adamw(model):
@@ -76,12 +64,12 @@ def batches(count=5, **shape):
 
 
 @pytest.mark.parametrize("name", models.OWN)
-def test_a_model_written_by_hand_trains_as_in_eager(name, engine):
+def test_a_model_written_by_hand_trains_as_in_eager(name):
     assert_same_training(*pair(models.OWN[name]), batches())
 
 
 @pytest.mark.parametrize("name", models.HUGGINGFACE)
-def test_a_model_of_transformers_trains_as_in_eager(name, engine):
+def test_a_model_of_transformers_trains_as_in_eager(name):
     pytest.importorskip("transformers")
 
     def step_of(model, optimizer):
@@ -100,7 +88,7 @@ def test_a_model_of_transformers_trains_as_in_eager(name, engine):
         {"params": [p for p in m.parameters() if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in m.parameters() if p.dim() < 2], "lr": 1e-2}], lr=1e-3, eps=1e-4),
 ])
-def test_optimizers_and_groups_are_those_of_torch(optimizer_of, engine):
+def test_optimizers_and_groups_are_those_of_torch(optimizer_of):
     assert_same_training(*pair(models.NanoGPT, optimizer_of), batches())
 
 
@@ -118,7 +106,7 @@ def accumulated(model, optimizer, parts=3):
     return train_step
 
 
-def test_accumulation_and_clipping_are_those_of_torch(engine):
+def test_accumulation_and_clipping_are_those_of_torch():
     eager, compiled = pair(models.Llama2c, step_of=accumulated)
     for tokens, targets in batches(rows=6):
         targets[0, 3:] = -1  # means of micro-batches are over different numbers of targets
@@ -127,7 +115,7 @@ def test_accumulation_and_clipping_are_those_of_torch(engine):
     assert_same_parameters(eager[0], compiled[0])
 
 
-def test_schedulers_inside_and_outside_of_the_step_are_obeyed(engine):
+def test_schedulers_inside_and_outside_of_the_step_are_obeyed():
     def step_of(model, optimizer):
         inside = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
 
@@ -147,7 +135,7 @@ def test_schedulers_inside_and_outside_of_the_step_are_obeyed(engine):
     assert_same_training(eager, compiled, batches(2))
 
 
-def test_frozen_parameters_stay_and_lora_trains(engine):
+def test_frozen_parameters_stay_and_lora_trains():
     def make():
         model = models.NanoGPT()
         for p in model.h[0].parameters():
@@ -159,7 +147,7 @@ def test_frozen_parameters_stay_and_lora_trains(engine):
     assert torch.equal(compiled[0].h[0].attn.c_attn.weight, frozen)
 
 
-def test_dictionaries_of_losses_come_back_as_they_were(engine):
+def test_dictionaries_of_losses_come_back_as_they_were():
     def step_of(model, optimizer):
         def train_step(tokens, targets):
             optimizer.zero_grad()
@@ -175,7 +163,7 @@ def test_dictionaries_of_losses_come_back_as_they_were(engine):
     torch.testing.assert_close(got["scaled"], expected["scaled"], rtol=1e-5, atol=0)
 
 
-def test_padding_of_labels_is_not_counted(engine):
+def test_padding_of_labels_is_not_counted():
     eager, compiled = pair(lambda: models.huggingface("Llama"), step_of=lambda m, o: plain_step(
         m, o, lambda t, y: m(input_ids=t, labels=y).loss))
     given = [(t, torch.where(torch.arange(t.shape[1]) < 9 + i, t, -100))
@@ -184,7 +172,7 @@ def test_padding_of_labels_is_not_counted(engine):
 
 
 @pytest.mark.parametrize("name", ["Llama", "Llama eager attention", "Mistral", "GPT2"])
-def test_attention_masks_of_padding_on_the_right_are_taken(name, engine):
+def test_attention_masks_of_padding_on_the_right_are_taken(name):
     pytest.importorskip("transformers")
     eager, compiled = pair(models.HUGGINGFACE[name], step_of=lambda m, o: plain_step(
         m, o, lambda t, a, y: m(input_ids=t, attention_mask=a, labels=y).loss))
@@ -203,7 +191,7 @@ def test_attention_masks_of_padding_on_the_right_are_taken(name, engine):
 
 # ---- who owns the parameters -------------------------------------------------------------------
 
-def test_between_steps_the_model_takes_no_memory_and_says_so(engine):
+def test_between_steps_the_model_takes_no_memory_and_says_so():
     _, (model, optimizer, step) = pair(models.NanoGPT)
     weight = model.h[0].c_fc.weight
     step(*models.batch())
@@ -213,7 +201,7 @@ def test_between_steps_the_model_takes_no_memory_and_says_so(engine):
     assert not torch.isnan(weight).any() and weight.requires_grad
 
 
-def test_evaluation_and_state_dict_in_between_change_nothing(engine):
+def test_evaluation_and_state_dict_in_between_change_nothing():
     eager, compiled = pair(models.NanoGPT)
     for i, batch in enumerate(batches(6)):
         torch.testing.assert_close(compiled[2](*batch), eager[2](*batch).detach(), rtol=1e-5, atol=0)
@@ -228,7 +216,7 @@ def test_evaluation_and_state_dict_in_between_change_nothing(engine):
     assert_same_parameters(eager[0], compiled[0])
 
 
-def test_load_state_dict_writes_through(engine):
+def test_load_state_dict_writes_through():
     eager, compiled = pair(models.NanoGPT)
     start = copy.deepcopy(eager[0].state_dict())
     assert_same_training(eager, compiled, batches(2))
@@ -237,7 +225,7 @@ def test_load_state_dict_writes_through(engine):
     assert_same_training(eager, compiled, batches(3))
 
 
-def test_a_parameter_changed_by_hand_after_sync_is_taken(engine):
+def test_a_parameter_changed_by_hand_after_sync_is_taken():
     eager, compiled = pair(models.NanoGPT)
     assert_same_training(eager, compiled, batches(2))
     compiled[2].sync()
@@ -248,7 +236,7 @@ def test_a_parameter_changed_by_hand_after_sync_is_taken(engine):
     assert_same_training(eager, compiled, batches(3))
 
 
-def test_a_deepcopy_is_a_model_of_its_own(engine):
+def test_a_deepcopy_is_a_model_of_its_own():
     eager, compiled = pair(models.NanoGPT)
     assert_same_training(eager, compiled, batches(2))
     copied = copy.deepcopy(compiled[0])
@@ -262,7 +250,7 @@ def test_a_deepcopy_is_a_model_of_its_own(engine):
     plain_step(copied, optimizer)(*models.batch())
 
 
-def test_a_checkpoint_of_model_and_optimizer_goes_on_in_eager_and_back(engine):
+def test_a_checkpoint_of_model_and_optimizer_goes_on_in_eager_and_back():
     eager, compiled = pair(models.NanoGPT)
     assert_same_training(eager, compiled, batches(3))
     file = io.BytesIO()
@@ -279,7 +267,7 @@ def test_a_checkpoint_of_model_and_optimizer_goes_on_in_eager_and_back(engine):
     assert_same_training(compiled, (model, optimizer, again), batches(2))
 
 
-def test_an_optimizer_that_has_done_steps_is_taken_over(engine):
+def test_an_optimizer_that_has_done_steps_is_taken_over():
     eager, compiled = pair(models.NanoGPT)
     plain = plain_step(compiled[0], compiled[1])
     for batch in batches(3):
@@ -288,7 +276,7 @@ def test_an_optimizer_that_has_done_steps_is_taken_over(engine):
     assert_same_training(eager, compiled, batches(3))
 
 
-def test_after_close_everything_is_torch_again(engine):
+def test_after_close_everything_is_torch_again():
     eager, compiled = pair(models.NanoGPT)
     assert_same_training(eager, compiled, batches(3))
     model, optimizer, step = compiled
@@ -299,7 +287,7 @@ def test_after_close_everything_is_torch_again(engine):
     assert_same_training(eager, (model, optimizer, plain_step(model, optimizer)), batches(3))
 
 
-def test_an_eager_step_in_between_is_a_step_like_all_others(engine):
+def test_an_eager_step_in_between_is_a_step_like_all_others():
     eager, compiled = pair(models.NanoGPT)
     plain = plain_step(compiled[0], compiled[1])
     for i, batch in enumerate(batches(6)):
@@ -311,24 +299,24 @@ def test_an_eager_step_in_between_is_a_step_like_all_others(engine):
 
 # ---- shapes ------------------------------------------------------------------------------------
 
-def test_smaller_batches_run_on_the_plan_of_larger_ones(engine, monkeypatch):
+def test_smaller_batches_run_on_the_plan_of_larger_ones():
     eager, compiled = pair(models.Llama2c)
     shapes = [(4, 16), (3, 16), (4, 12), (3, 11), (4, 16)]
-    started = reference.Engine.started
-    assert_same_training(eager, compiled, [models.batch(rows, length, seed=i)
-                                           for i, (rows, length) in enumerate(shapes)])
-    if engine == "reference":
-        assert reference.Engine.started == started + 1
+    engines = set()
+    for i, (rows, length) in enumerate(shapes):
+        assert_same_training(eager, compiled, [models.batch(rows, length, seed=i)])
+        engines.add(id(compiled[2]._state.engine))
+    assert len(engines) == 1
 
 
-def test_other_shapes_are_planned_anew_and_share_the_state(engine):
+def test_other_shapes_are_planned_anew_and_share_the_state():
     eager, compiled = pair(models.NanoGPT)
     shapes = [(2, 16), (4, 24), (2, 8), (1, 40), (2, 16)] + [(1, 3 + i) for i in range(8)]
     assert_same_training(eager, compiled, [models.batch(rows, length, seed=i)
                                            for i, (rows, length) in enumerate(shapes)])
 
 
-def test_what_is_no_tensor_is_a_constant_of_the_step(engine):
+def test_what_is_no_tensor_is_a_constant_of_the_step():
     def step_of(model, optimizer):
         def train_step(tokens, targets, factor):
             optimizer.zero_grad()
@@ -344,7 +332,7 @@ def test_what_is_no_tensor_is_a_constant_of_the_step(engine):
 
 # ---- what is refused ---------------------------------------------------------------------------
 
-def test_tokens_out_of_range_are_refused_and_training_goes_on(engine):
+def test_tokens_out_of_range_are_refused_and_training_goes_on():
     eager, compiled = pair(models.NanoGPT)
     tokens, targets = models.batch()
     with pytest.raises(headrace.HeadraceError, match="tokens from .* below 96"):
@@ -354,7 +342,7 @@ def test_tokens_out_of_range_are_refused_and_training_goes_on(engine):
     assert_same_training(eager, compiled, batches(2))
 
 
-def test_a_padding_token_whose_gradient_torch_leaves_out_is_refused(engine):
+def test_a_padding_token_whose_gradient_torch_leaves_out_is_refused():
     def make():
         model = models.NanoGPT(tied=False)
         model.wte = torch.nn.Embedding(models.VOCAB, models.WIDTH, padding_idx=0)
@@ -368,7 +356,7 @@ def test_a_padding_token_whose_gradient_torch_leaves_out_is_refused(engine):
         compiled[2](tokens, targets)
 
 
-def test_a_failed_call_leaves_the_model_as_it_was(engine):
+def test_a_failed_call_leaves_the_model_as_it_was():
     model = models.NanoGPT()
     optimizer = adamw(model)
     before = copy.deepcopy(model.state_dict())
@@ -385,6 +373,21 @@ def test_a_failed_call_leaves_the_model_as_it_was(engine):
     plain_step(model, optimizer)(*models.batch())
 
 
+def test_a_compiled_model_is_refused_by_name():
+    model = models.NanoGPT()
+    with pytest.raises(headrace.HeadraceError, match="torch.compile"):
+        headrace.compile_step(lambda: None, torch.compile(model), adamw(model), MEMORY)
+
+
+def test_a_model_that_fit_works_on_is_refused_by_name():
+    model = models.NanoGPT()
+    optimizer = adamw(model)
+    headrace.fit(model, optimizer, memory="1GiB", verbose=False)
+    with pytest.raises(headrace.HeadraceError, match="release"):
+        headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY)
+    headrace.release(model)
+
+
 def test_arguments_that_are_no_model_or_optimizer_are_refused():
     model = models.NanoGPT()
     with pytest.raises(headrace.HeadraceError, match="no torch.optim.Optimizer"):
@@ -393,7 +396,7 @@ def test_arguments_that_are_no_model_or_optimizer_are_refused():
         headrace.compile_step(lambda: None, F.relu, adamw(model), MEMORY)
 
 
-def test_freezing_is_obeyed_and_thawing_refused(engine):
+def test_freezing_is_obeyed_and_thawing_refused():
     eager, compiled = pair(models.NanoGPT, lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
     assert_same_training(eager, compiled, batches(2))
     for model, *_ in (eager, compiled):
@@ -407,19 +410,19 @@ def test_freezing_is_obeyed_and_thawing_refused(engine):
 # ---- images ------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
-def test_a_vision_transformer_trains_as_in_eager(pool, engine):
+def test_a_vision_transformer_trains_as_in_eager(pool):
     assert_same_training(*pair(lambda: models.Vit(pool)),
                          [models.image_batch(seed=i) for i in range(4)])
 
 
-def test_a_vision_transformer_of_transformers_trains_as_in_eager(engine):
+def test_a_vision_transformer_of_transformers_trains_as_in_eager():
     pytest.importorskip("transformers")
     eager, compiled = pair(models.huggingface_vit, step_of=lambda m, o: plain_step(
         m, o, lambda x, y: m(pixel_values=x, labels=y).loss, clip=1.0))
     assert_same_training(eager, compiled, [models.image_batch(seed=i) for i in range(4)])
 
 
-def test_micro_batches_of_images_have_their_own(engine):
+def test_micro_batches_of_images_have_their_own():
     eager, compiled = pair(models.Vit, step_of=accumulated)
     for i in range(3):
         batch = models.image_batch(6, seed=i)
@@ -452,6 +455,23 @@ def test_in_the_least_memory_the_bits_are_those_of_plenty():
         results.append((losses, model.state_dict()))
     assert results[0][0] == results[1][0]
     assert all(torch.equal(t, results[1][1][n]) for n, t in results[0][1].items())
+
+
+def test_the_process_grows_by_no_more_than_memory():
+    pytest.importorskip("transformers")
+    model = models.huggingface("Llama", hidden_size=256, intermediate_size=704, vocab_size=4096,
+                               num_hidden_layers=4, num_key_value_heads=4)
+    optimizer = adamw(model)
+    given = [torch.randint(0, 4096, (8, 64)) for _ in range(3)]
+    memory = 140 << 20
+    before = headrace.process_memory().rss
+    headrace.reset_peak()
+    step = headrace.compile_step(
+        plain_step(model, optimizer, lambda t: model(input_ids=t, labels=t).loss), model, optimizer,
+        memory)
+    losses = [float(step(t)) for t in given]
+    assert headrace.process_memory().peak - before <= memory
+    assert all(8 < loss < 9 for loss in losses)
 
 
 def test_dropout_is_drawn_anew_each_step_and_the_same_for_one_seed():

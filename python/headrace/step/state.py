@@ -20,7 +20,7 @@ import torch
 from .events import unsupported
 from .values import Parameter
 
-VALUE, FIRST, SECOND = 0, 1, 2
+VALUE, FIRST, SECOND, MASTER = 0, 1, 2, 3
 _CHUNK = 4 << 20  # bytes that go between two engines or are compared at a time
 _MOMENTS = {FIRST: "exp_avg", SECOND: "exp_avg_sq"}
 
@@ -131,7 +131,7 @@ class State:
                               "another")
         with tempfile.TemporaryFile(dir=_disk()) as spool:
             pieces = [(name, which, old.bytes_of(name, which)) for name in self.parameters
-                      for which in (VALUE, FIRST, SECOND)]
+                      for which in (VALUE, FIRST, SECOND, MASTER)]
             buffer = bytearray(_CHUNK)
             address = _address(buffer)
             for name, which, size in pieces:

@@ -4,13 +4,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from typing import Any, Callable, Optional, Union
 
 import torch
 from torch.utils import _pytree as pytree
 
 from .. import _core
-from .._errors import DoesNotFit, HeadraceError
+from .._errors import HeadraceError
 from .._memory import Size, parse_bytes
 from . import capture as capturing
 from . import shapes
@@ -166,15 +167,9 @@ class CompiledStep:
         self._live = entry
 
     def _engine(self, d: Description):
-        try:
-            return _core.CapturedStep(
-                json.dumps(d.forward), json.dumps(d.optimizer), self._memory, folder=self._folder,
-                threads=self._threads, baseline_bytes=self._baseline)
-        except DoesNotFit as refused:
-            if not refused.options:
-                refused.options = [f'memory="{-(-refused.needed_bytes >> 20)}MiB"',
-                                   "smaller micro-batches or shorter sequences"]
-            raise
+        return _core.CapturedStep(
+            json.dumps(d.forward), json.dumps(d.optimizer), self._memory, folder=self._folder,
+            threads=self._threads, baseline_bytes=self._baseline)
 
     def _wants_check(self, d: Description) -> bool:
         if any(op["op"] == "hr.dropout" for m in d.forward["micro_batches"] for op in m["ops"]):
@@ -274,6 +269,13 @@ def compile_step(train_step: Callable, model: torch.nn.Module, optimizer, memory
     """
     if not isinstance(model, torch.nn.Module):
         raise HeadraceError(f"compile_step: model is {type(model).__name__}, no torch.nn.Module")
+    if hasattr(model, "_orig_mod"):
+        raise HeadraceError("compile_step: model is a compiled one (torch.compile); give the model that "
+                            "was compiled", "unsupported")
+    eager = sys.modules.get("headrace.eager")
+    if eager is not None and model in eager._sessions:
+        raise HeadraceError("compile_step: the model is one that headrace.fit() works on; call "
+                            "headrace.release(model) first", "usage")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise HeadraceError(f"compile_step: optimizer is {type(optimizer).__name__}, no "
                             "torch.optim.Optimizer")
