@@ -22,14 +22,15 @@
 //   hr.embed_grad     in: dx [T, n] c. targets: of each table tile, then of the position table.
 //                     With positions = 1 there may be no tiles: the position table alone.
 //                     attrs: row_begin, sequence, positions, first
-//   hr.patches        in: images f32 [S, channels height width]. out: [S P, channels patch patch] c: the
-//                     P = (height / patch) (width / patch) squares of each image, row by row of them;
+//   hr.patches        in: images f32 [S, channels height width]. out: [S P, channels patch patch] c:
+//                     the P = (height / patch) (width / patch) squares of each image, row by row;
 //                     columns are those of a Conv2d weight [n, channels, patch, patch] read as a
 //                     matrix, so that hr.linear over them is that convolution. It has no gradient.
 //                     attrs: channels, height, patch
-//   hr.prefix         in: x [S p, n] c, then `weights` tensors [k_i, n] c, then with attr positions = 1
-//                     a position table [P, n] c. out: y [S sequence, n] c, sequence = p + sum k_i:
-//                     for each sequence the rows of all tensors, then its rows of x; + pos[position].
+//   hr.prefix         in: x [S p, n] c, then `weights` tensors [k_i, n] c, then with attr positions
+//                     = 1 a position table [P, n] c. out: y [S sequence, n] c, sequence = p + sum
+//                     k_i: for each sequence the rows of all tensors, then its rows of x;
+//                     + pos[position].
 //                     attrs: sequence, weights, positions
 //   hr.prefix_grad    in: dy [S sequence, n] c. target: of rows first .. of a sequence, summed over
 //                     sequences; dw [r, n], r <= sequence - first, or more with attr positions = 1
@@ -38,8 +39,8 @@
 //                     sequence. attrs: sequence, first
 //   hr.select_grad    in: dy [S m, n] c. out: dx [S sequence, n] c, 0 in all other rows.
 //                     attrs: sequence, first
-//   hr.mean_rows      in: x [S sequence, n] c. out: y [S, n] c: the mean of rows first .. sequence of
-//                     each sequence. attrs: sequence, first
+//   hr.mean_rows      in: x [S sequence, n] c. out: y [S, n] c: the mean of rows first .. sequence
+//                     of each sequence. attrs: sequence, first
 //   hr.mean_rows_grad in: dy [S, n] c. out: dx [S sequence, n] c. attrs: sequence, first
 //   hr.columns        in: x [T, N] c, index f32 [1, m], a constant of different integers below N.
 //                     out: y [T, m] c, column j is column index[j] of x: queries, keys and values
@@ -66,18 +67,18 @@
 //                     gradient + add. attrs: act, add_one
 //   hr.norm_dw        in: dy, x, stat. targets: dweight [1, n]; with bias = 1 also dbias [1, n].
 //                     attrs: act, bias
-//   hr.qk_norm        in: qkv [T, (heads + 2 kv_heads) head_dim] c, weight of q, weight of k. out: the
-//                     same with q and k normalised and v as it was, stat f32 [T, runs (1 + act)]. A
-//                     weight is [1, head_dim]: every head is a run of its own; or [1, heads head_dim]
-//                     (of k: kv_heads head_dim): all heads together are one. Statistics as those of
+//   hr.qk_norm        in: qkv [T, (heads + 2 kv_heads) head_dim] c, weight of q, weight of k. out:
+//                     the same with q and k normalised, v as it was; stat f32 [T, runs (1 + act)].
+//                     A weight is [1, head_dim]: every head is a run of its own; or [1, heads
+//                     head_dim] (k: kv_heads head_dim): all together are one. Statistics as those of
 //                     hr.norm, of q's runs, then of k's.
 //                     attrs: heads, kv_heads, head_dim, act, eps, add_one
 //   hr.qk_norm_dx     in: dy, qkv, weight of q, weight of k, stat. out: dqkv.
 //                     attrs: heads, kv_heads, head_dim, act, add_one
 //   hr.qk_norm_dw     in: dy, qkv, stat. targets: of the weight of q, of that of k.
 //                     attrs: heads, kv_heads, head_dim, act
-//   hr.rope           in: qkv as above, inv_freq f32 [1, r / 2], r <= head_dim. out: the same with the
-//                     first r elements of every head of q and k rotated by position * inv_freq (by
+//   hr.rope           in: qkv as above, inv_freq f32 [1, r / 2], r <= head_dim. out: the same with
+//                     the first r elements of every head of q and k rotated by position * inv_freq (by
 //                     minus that when inverse = 1: the gradient), all others and v as they were.
 //                     Pairs are (2i, 2i + 1), or (i, i + r / 2) when rope_half_split = 1.
 //                     attrs: heads, kv_heads, head_dim, rope_half_split, sequence, inverse

@@ -1,4 +1,4 @@
-// hr.qk_norm and its gradients against formulas in double, and against hr.norm where that is the same.
+// hr.qk_norm and its gradients against formulas in double.
 #include <gtest/gtest.h>
 
 #include "tests/kernel/train_harness.h"
@@ -61,7 +61,9 @@ Formula formula(const Case& c, const std::vector<double>& x, const std::vector<d
         const double scale = 1 / std::sqrt(square / static_cast<double>(n) + kEps);
         if (c.layer) out.stat.push_back(static_cast<float>(mean));
         out.stat.push_back(static_cast<float>(scale));
-        for (size_t i = 0; i < n; ++i) out.y[at + i] = (x[at + i] - mean) * scale * ((*weight)[i] + (c.add_one ? 1 : 0));
+        for (size_t i = 0; i < n; ++i) {
+          out.y[at + i] = (x[at + i] - mean) * scale * ((*weight)[i] + (c.add_one ? 1 : 0));
+        }
         at += n;
       }
     }

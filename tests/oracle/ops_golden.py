@@ -6,9 +6,9 @@ usage: ops_golden.py FOLDER
 Writes FOLDER/vision.json, decoder.json (losses; names and shapes of parameters) and .bin (their
 gradients, f32, in that order). The models have what those of train_golden.py lack: an image
 transformer with two prefix rows, and a decoder with norms of heads, a window, rotation of a part of
-each head, biases of the output table, label smoothing, and in its second layer heads that are stored
-one after another, weights that 1 is added to and a scaled branch. Written in plain PyTorch; made with
-torch 2.15.
+each head, biases of the output table, label smoothing, and in its second layer heads that are
+stored one after another, weights that 1 is added to and a scaled branch. Written in plain PyTorch;
+made with torch 2.15.
 """
 import json
 import sys
