@@ -67,6 +67,8 @@ struct CapturedForward {
   DType compute_dtype() const { return precision == Precision::kF32 ? DType::kF32 : DType::kBF16; }
 };
 
+constexpr size_t kMostCapturedOperands = 4096;  // of one op, tiles included
+
 struct CapturedOptimizer {
   bool adamw = true;  // else SGD
   double clip_norm = 0;
@@ -78,5 +80,8 @@ struct CapturedOptimizer {
 // supported, by name. Linear in time and memory.
 Result<CapturedForward> parse_captured_forward(std::string_view json);
 Result<CapturedOptimizer> parse_captured_optimizer(std::string_view json);
+// The part of it that looks at names: gives tied parameters their first name everywhere, and finds
+// out which parameters are tables.
+Status check_captured_forward(CapturedForward* forward);
 
 }  // namespace headrace
