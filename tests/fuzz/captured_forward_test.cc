@@ -48,6 +48,7 @@ std::string mutate(const std::string& from, std::mt19937_64* random) {
       "\\u0000", "\xff", "[]", "{}", "[1]", "[16777216,16777216]", "\"bf16\"", "\"hr.linear\"",
       "\"hr.loss\"", "\"hr.embed\"", "\"hr.norm\"", "\"hr.attention\"", "\"hr.prefix\"",
       "\"hr.qk_norm\"", "\"hr.select\"", "\"hr.mean_rows\"", "\"hr.rope\"", "\"hr.act\"",
+      "\"hr.columns\"", "\"hr.scale\"",
       "\"hr.dropout\"", "\"hr.add\"", "\"embed\"", "\"losses\"", "\"loss\"", "\"lm_head.weight\"",
       "\"model.embed_tokens.weight\"", "\"transformer.wte.weight\"", "\"head\"", "\"z\""};
   std::string out = from;
