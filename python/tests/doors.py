@@ -187,7 +187,7 @@ def assert_same(got: Run, plain: Run, door: str, close: float = CLOSE) -> None:
         pairs["gradient"] = (got.gradients, plain.gradients)
     for what, (a, b) in pairs.items():
         a, b = flat(a), flat(b)
-        assert list(a) == list(b), f"{what}: not the same names: {set(a) ^ set(b)}"
+        assert set(a) == set(b), f"{what}: not the same names: {set(a) ^ set(b)}"
         for name in a:
             if door in EXACT:
                 assert torch.equal(a[name], b[name]), (
@@ -221,8 +221,12 @@ def in_the_least(door: str, run: Callable[[object], Run], slack: float = 1.0) ->
     if door != "step":
         with moving(slack):
             return run("4GiB")
-    try:
-        return run(MIB)
-    except headrace.DoesNotFit as refused:
-        least = re.search('memory="([^"]+)"', str(refused)).group(1)
-        return run(int(headrace.parse_bytes(least) * slack))
+    memory = MIB
+    for _ in range(4):
+        try:
+            return run(memory)
+        except headrace.DoesNotFit as refused:
+            # What the process holds besides is measured, and varies by some MiB from run to run.
+            least = re.search('memory="([^"]+)"', str(refused)).group(1)
+            memory = int(max(memory + MIB, headrace.parse_bytes(least)) * slack)
+    raise AssertionError(f"refused again and again, at last in {memory} bytes")
