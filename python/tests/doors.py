@@ -48,7 +48,7 @@ class Run(NamedTuple):
     moments: dict
     evaluated: list
     random: torch.Tensor
-    stats: object = None    # headrace.stats() of the eager door
+    stats: object = None    # headrace.eager.stats()
 
 
 class Interrupted(Exception):
