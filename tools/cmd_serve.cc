@@ -129,11 +129,14 @@ class Serving {
     HR_TRY(check_options());
     HR_ASSIGN(server_, Server::listen(server_options_));
     notice("listening on %s; loading", url().c_str());
+    Status loaded;
     {
       const LoadWatch watch(stop_);
-      HR_TRY(load());
+      loaded = load();
     }
+    // A signal may also be why it could not be loaded.
     if (stop_->load()) return error(Code::kCancelled, "stopped on request");
+    HR_TRY(loaded);
     HR_TRY(print_output(ready_line()));
     while (!stop_->load()) ::usleep(kLookEvery);
     return drain();

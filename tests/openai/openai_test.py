@@ -12,6 +12,7 @@ import asyncio
 import math
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import threading
@@ -149,6 +150,15 @@ class Chat(Served):
                 if choice.logprobs and choice.logprobs.content:
                     streamed += choice.logprobs.content
         self.assertEqual([t.logprob for t in streamed], [t.logprob for t in whole])
+
+    def test_the_example_client_writes_the_answer(self):
+        said = subprocess.run(
+            [sys.executable, ROOT / "examples" / "04-serve" / "openai_client.py", "Hello"],
+            env={**os.environ, "HEADRACE_URL": f"http://127.0.0.1:{self.server.port}",
+                 "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, check=False)
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
+        self.assertGreater(len(said.stdout), 1)
 
     def test_a_client_that_goes_leaves_a_server_that_answers(self):
         want = self.chat().choices[0].message.content
