@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from headrace import _core
-from headrace._errors import HeadraceError
+from headrace._errors import DoesNotFit, HeadraceError
 from headrace._memory import parse_bytes
+from headrace.eager._heap import close_holes
 from headrace.eager._hook import Hook
 from headrace.eager._plans import Settings
 from headrace.eager._session import Session
+from headrace.eager._states import separable
 from headrace.eager._stats import Stats
 
 _sessions: "weakref.WeakKeyDictionary[torch.nn.Module, _Installed]" = weakref.WeakKeyDictionary()
@@ -101,8 +103,10 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
     release(model)
     _refuse_other_devices(model)
     _core.tune_malloc()
+    close_holes()
     settings = Settings(parse_bytes(memory), _core.process_memory().rss,
                         None if folder is None else os.fspath(folder), threads, verbose, paranoid)
+    _look_ahead(model, optimizer, settings)
     _sessions[model] = _Installed(model, Session(model, optimizer, settings))
     return model, optimizer
 
@@ -112,6 +116,24 @@ def _refuse_other_devices(model: torch.nn.Module) -> None:
         if parameter.device.type != "cpu":
             raise HeadraceError(f"parameter '{name}' is on {parameter.device}: fit() moves tensors of "
                                 "the CPU", "unsupported")
+
+
+def _look_ahead(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None,
+                settings: Settings) -> None:
+    """What can be said before the first step; DoesNotFit when gradients alone are too much."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = sum(p.nbytes for p in trained if p.grad is None)
+    if settings.verbose:
+        state = "left in memory" if optimizer is not None and not separable(optimizer) else "moved"
+        print(f"headrace.fit: {sum(p.nbytes for p in model.parameters()) >> 20:,} MiB of parameters, "
+              f"{gradients >> 20:,} MiB of gradients to come, in {settings.memory >> 20:,} MiB more than "
+              f"now; optimizer state is {state}. The first step records what happens when.")
+    if gradients > settings.memory:
+        raise DoesNotFit(
+            f"gradients alone take {gradients / 2**20:,.0f} MiB, {settings.memory / 2**20:,.0f} MiB "
+            f"were given: give at least memory=\"{-(-gradients // 2**20)}MiB\" and what a layer "
+            "needs, freeze parameters, or use headrace.compile_step, which places gradients as well.",
+            gradients, settings.memory, ["more memory", "frozen parameters", "headrace.compile_step"])
 
 
 def release(model: torch.nn.Module) -> None:

@@ -6,13 +6,14 @@ import dataclasses
 from headrace import _core
 from headrace._errors import DoesNotFit
 from headrace._moved import moved_workload
+from headrace.eager._heap import give_back_freed
 from headrace.eager._recording import Order
 
 # Orders kept, for instance of the batch shapes of a training run.
 MOST_PLANS = 4
-# Beside the arena the engine has rings, descriptions of its instructions and stacks; measured: below
-# 6 MiB for 1,000 events. The rest is for what varies from step to step.
-MARGIN_BYTES = 12 << 20
+# Beside the arena the plan has descriptions of its instructions, the engine rings and stacks; measured:
+# 4 to 5 MiB for 50 events, 7 for 350. The rest is for what varies from step to step.
+MARGIN_BYTES = 10 << 20
 
 
 @dataclasses.dataclass
@@ -125,7 +126,11 @@ class Plans:
     def _plan_in(self, order: Order, arena: int) -> _core.Plan:
         workload = moved_workload(order.events, order.seconds, order.sizes, holds=order.holds,
                                   states=order.states, rules=order.rules, name="training step")
-        return _core.plan_workload(workload, arena, folder=self.settings.folder, recompute=False)
+        try:
+            return _core.plan_workload(workload, arena, folder=self.settings.folder,
+                                       recompute=False)
+        finally:
+            give_back_freed()
 
     def _refusal(self, others: int, arena: int) -> DoesNotFit:
         mib = 1 << 20

@@ -13,6 +13,7 @@ import time
 
 from headrace import _core
 from headrace._moved import key_of
+from headrace.eager._heap import give_back_freed
 
 
 @dataclasses.dataclass
@@ -58,6 +59,7 @@ class Recorder:
         self.saved_bytes = 0  # of keys that somebody can still ask for
         self.others_bytes = self.kept_bytes = self.peak_bytes = 0
         self._since = time.perf_counter()
+        give_back_freed()
         self.begin_segment()
 
     def begin_segment(self) -> None:

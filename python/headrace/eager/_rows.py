@@ -12,7 +12,7 @@ from headrace.eager._saved import ordinary_storage
 if TYPE_CHECKING:
     from headrace.eager._session import Session
 
-# Rows are read in blocks of about this size: 64 KiB take as long as two reads of 4 KiB here.
+# Rows are read in blocks of about this size, each by one read; single rows would be one read each.
 BLOCK_BYTES = 64 << 10
 
 

@@ -24,6 +24,7 @@ import torch
 from headrace import _core
 from headrace._moved import Deviation, MovedTensors
 from headrace._report import note
+from headrace.eager._heap import give_back_freed
 from headrace.eager._plans import Plans, Settings
 from headrace.eager._recording import Recorder
 from headrace.eager._remote import Remote
@@ -32,6 +33,10 @@ from headrace.eager._saved import (CHANGED, Residents, Saved, check_version, mov
                                    ordinary_storage, residents)
 from headrace.eager._stats import Stats
 from headrace.eager._states import Chunk, States
+
+
+# Giving freed memory back takes some ms: not for less than this.
+SLACK_BYTES = 4 << 20
 
 
 class Mode(enum.Enum):
@@ -59,6 +64,7 @@ class Session:
         self.in_cycle = False
         self.signature: tuple = ()
         self._grads_before = self._grad_bytes()
+        self._lowest = 0  # resident memory when a cycle began, after freed memory was given back
         self._packed = 0  # storages of this cycle so far
         self._known: dict[int, tuple] = {}  # by storage: (weak storage, version, weak Saved)
         self._alive: dict[str, weakref.ref[Saved]] = {}  # by key, of this cycle
@@ -114,8 +120,15 @@ class Session:
             self.mode = Mode.OFF
         else:
             self._start_engine(chosen)
+            self._stay_low()
             self.moved.begin()
             self.mode = Mode.FOLLOWING
+
+    def _stay_low(self) -> None:
+        """Holes of the allocator's heap take freed tensors in and do not give them back by themselves."""
+        if _core.process_memory().rss > self._lowest + SLACK_BYTES:
+            give_back_freed()
+            self._lowest = _core.process_memory().rss
 
     def _lasting(self) -> dict[str, int]:
         return {**self.states.layout(), **self.remotes.layout()}

@@ -36,6 +36,11 @@ _SEPARABLE = {getattr(torch.optim, name) for name in (
     "RMSprop", "Rprop", "SGD", "SparseAdam") if hasattr(torch.optim, name)}
 
 
+def separable(optimizer: Optimizer | None) -> bool:
+    """Whether its state can leave memory in chunks."""
+    return type(optimizer) in _SEPARABLE
+
+
 @dataclasses.dataclass
 class Entry:
     """One state tensor and its place in the image of its chunk."""
@@ -103,7 +108,7 @@ class States:
     def __init__(self, session: "Session", optimizer: Optimizer | None) -> None:
         self.session = session
         self.optimizer = weakref.ref(optimizer) if optimizer is not None else lambda: None
-        self.separable = type(optimizer) in _SEPARABLE
+        self.separable = separable(optimizer)
         self.chunks: list[Chunk] = []
         self._made_for: list[list[int]] = []
         self._handles: list[Any] = []
