@@ -44,7 +44,9 @@ class Search:
         self.step = step
         self.folder = settings.folder
         measure(step)
-        self.workload = workload_json(step, move=settings.move)
+        # Where engines and their arenas are too much beside small values, nothing moves.
+        self.still = workload_json(step, move=False)
+        self.moving = workload_json(step) if settings.move else ""
         kept = everything_kept(step)
         self.kept = Draft(kept, sum(op.seconds for op in step.ops), live_bytes(step, kept)[0])
         self._made: dict[int, Optional[Draft]] = {}
@@ -84,31 +86,39 @@ class Search:
         return self._made[room]
 
     def _draft(self, room: int) -> Optional[Draft]:
-        budget = room
+        drafts = [self._still_draft(room), self._moving_draft(room) if self.moving else None]
+        return min((d for d in drafts if d is not None), key=lambda d: d.seconds, default=None)
+
+    def _plan(self, workload: str, budget: int) -> Optional[_core.Plan]:
+        if budget <= 0:
+            return None
+        try:
+            return _core.plan_workload(workload, budget, folder=self.folder)
+        except DoesNotFit:
+            return None
+
+    def _still_draft(self, room: int) -> Optional[Draft]:
+        plan = self._plan(self.still, room)
+        if plan is None:
+            return None
+        actions = schedule_of(self.step, plan.instructions())
+        return Draft(actions, plan.predicted_seconds, live_bytes(self.step, actions)[0], plan)
+
+    def _moving_draft(self, room: int) -> Optional[Draft]:
+        budget = room - ENGINE_BYTES
         for _ in range(MOST_ROUNDS):
-            if budget <= 0:
-                return None
-            try:
-                plan = _core.plan_workload(self.workload, budget, folder=self.folder)
-            except DoesNotFit:
+            plan = self._plan(self.moving, budget)
+            if plan is None:
                 return None
             actions = schedule_of(self.step, plan.instructions())
             peak = live_bytes(self.step, actions)[0]
             if not any(action.kind == "store" for action in actions):
                 return Draft(actions, plan.predicted_seconds, peak, plan)
-            moves = self._moves(actions, room - peak - ENGINE_BYTES)
+            arena = room - peak - ENGINE_BYTES
+            moves = self._plan(events_workload(self.step, actions), arena)
             if moves is not None:
                 stall = moves.predicted_seconds - moves.compute_seconds
                 return Draft(actions, plan.predicted_seconds + max(0.0, stall),
                              peak + ENGINE_BYTES + moves.arena_bytes, plan, moves)
-            budget -= max(room // 24, peak - room)
+            budget -= max(room // 24, -arena)
         return None
-
-    def _moves(self, actions: list[Action], arena: int) -> Optional[_core.Plan]:
-        if arena <= 0:
-            return None
-        try:
-            return _core.plan_workload(events_workload(self.step, actions), arena,
-                                       folder=self.folder, recompute=False)
-        except DoesNotFit:
-            return None

@@ -1,0 +1,94 @@
+"""What the compile door promises of a process: it grows by no more than was asked for, and nothing stays
+on the disk. Each run is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("torch")
+
+HERE = pathlib.Path(__file__).resolve().parent
+MIB = 1 << 20
+
+# Trains a few steps; prints the growth of the process at its peak, or what is needed.
+SCRIPT = textwrap.dedent("""
+    import json, sys, types
+    import torch
+    import headrace, headrace.compiled
+    from headrace import _core
+    from models import torch_step
+    torch.set_num_threads(1)
+    memory, folder, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    torch.manual_seed(1)
+    model = torch_step.Model(types.SimpleNamespace(
+        family="llama", layers=4, hidden=256, heads=4, kv_heads=4, ffn=704, vocab=2048,
+        sequence=256, checkpoint=False))
+    tokens = torch.randint(0, 2048, (8, 257))
+    _core.reset_peak()
+    before = _core.process_memory().rss
+    compiled = torch.compile(model, backend="headrace",
+                             options={"memory": memory, "folder": folder})
+    losses = []
+    try:
+        for i in range(steps):
+            model.zero_grad()
+            loss = compiled(tokens[:, :-1], tokens[:, 1:])
+            loss.backward()
+            losses.append(float(loss))
+            print("step", flush=True)
+    except headrace.DoesNotFit as refused:
+        print(json.dumps({"needed": refused.needed_bytes}))
+        sys.exit()
+    norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+    print(json.dumps({"grown": _core.process_memory().peak - before, "losses": losses,
+                      "norm": norm}))
+""")
+
+
+def start(memory, folder, steps=3):
+    known = os.environ.get("PYTHONPATH", str(HERE.parent))
+    path = os.pathsep.join([known, str(HERE)])
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(memory), str(folder), str(steps)],
+                            stdout=subprocess.PIPE, text=True, env={**os.environ,
+                                                                    "PYTHONPATH": path})
+
+
+def run(memory, folder, steps=3):
+    process = start(memory, folder, steps)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    return json.loads(out.splitlines()[-1])
+
+
+def test_a_process_grows_by_no_more_than_the_memory_asked_for(disk):
+    folder = pathlib.Path(disk)
+    needed = run(MIB, folder)["needed"]
+    results = []
+    for part in (1.0, 1.1, 1.25, 1.5, 4.0):
+        memory = int(needed * part)
+        result = run(memory, folder)
+        assert "needed" not in result, f"{needed} bytes were said to be enough: {result}"
+        assert result["grown"] <= memory, f"{result['grown']} bytes of {memory}"
+        results.append((result["losses"], result["norm"]))
+    assert all(result == results[0] for result in results)
+    assert not list(folder.iterdir())
+
+
+def test_nothing_stays_on_the_disk_when_the_process_is_killed(disk):
+    folder = pathlib.Path(disk)
+    memory = run(MIB, folder)["needed"]
+    process = start(memory, folder, steps=1000)
+    for _ in range(2):
+        assert process.stdout.readline().strip() == "step"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert not list(folder.iterdir())
