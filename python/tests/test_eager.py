@@ -387,6 +387,35 @@ def test_an_exception_before_our_own_hook_leaves_no_hook_behind(folder):
     headrace.release(model)
 
 
+def test_an_interrupt_of_the_user_in_the_middle_of_a_pass(folder):
+    def interrupted(loop):
+        for i in range(7):
+            loop.model.layers[2].fails = i == 3
+            try:
+                loop.step()
+            except KeyboardInterrupt:
+                loop.optimizer.zero_grad()
+    def body(x, layer):
+        if getattr(layer, "fails", False):
+            raise KeyboardInterrupt
+        return F.gelu(layer(x))
+    loop = both(folder, body, run=interrupted, follows=False)
+    assert loop.stats().followed >= 3 and loop.stats().mode == "following"
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(seen.append, lambda x: x):
+        torch.randn(3, requires_grad=True).exp()
+    assert seen
+
+
+def test_a_model_that_calls_itself(folder):
+    class Twice(Net):
+        def forward(self, x):
+            if x.shape[0] < ROWS:
+                return super().forward(x)
+            return self(x[:ROWS // 2]) + super().forward(x)
+    both(folder, make=lambda: Twice(plain_body))
+
+
 def test_two_models_at_once(folder):
     class Pair(nn.Module):
         def __init__(self):

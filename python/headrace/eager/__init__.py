@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -25,25 +26,30 @@ class _Installed:
 
     def __init__(self, model: torch.nn.Module, session: Session) -> None:
         self.session = session
-        self.entered: list[Any] = []  # per forward in progress: its saved_tensors_hooks or None
+        # Per forward pass in progress: its saved_tensors_hooks or None, and how deep the stack was.
+        self.entered: list[tuple[Any, int]] = []
         self.handles = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
             model.register_forward_hook(Hook(self._after), always_call=True)]
 
     def _before(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        depth = _stack_depth()
+        # What is not below us in the stack was left by an exception for which torch calls no hook
+        # (KeyboardInterrupt).
+        while self.entered and self.entered[-1][1] >= depth:
+            self._after()
         hooks = None
-        self.entered.append(None)
-        if len(self.entered) == 1 and torch.is_grad_enabled():
+        if not self.entered and torch.is_grad_enabled():
             if self.session.enter_forward(_signature((*args, *kwargs.values()))):
                 hooks = torch.autograd.graph.saved_tensors_hooks(self.session.pack,
                                                                  self.session.unpack)
                 hooks.__enter__()
-                self.entered[-1] = hooks
                 self.session.hooked = True
+        self.entered.append((hooks, depth))
 
     def _after(self, *_: Any) -> None:
         # Without an entry the forward failed before our own pre-hook.
-        hooks = self.entered.pop() if self.entered else None
+        hooks = self.entered.pop()[0] if self.entered else None
         if hooks is not None:
             hooks.__exit__(None, None, None)
             self.session.hooked = False
@@ -52,6 +58,13 @@ class _Installed:
         for handle in self.handles:
             handle.remove()
         self.session.end()
+
+
+def _stack_depth() -> int:
+    depth, frame = 0, sys._getframe(1)
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth
 
 
 def _signature(values: Any) -> tuple:

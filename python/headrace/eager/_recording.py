@@ -16,6 +16,9 @@ from headrace._moved import key_of
 from headrace.eager._heap import give_back_freed
 
 
+MOST_EVENTS = 200_000  # of a cycle: 60 MiB of notes
+
+
 @dataclasses.dataclass
 class Order:
     """A recorded cycle, as a workload needs it."""
@@ -58,6 +61,7 @@ class Recorder:
         self.lent: dict[str, int] = {}  # bytes of copies in use, by key
         self.saved_bytes = 0  # of keys that somebody can still ask for
         self.others_bytes = self.kept_bytes = self.peak_bytes = 0
+        self.full = False
         self._since = time.perf_counter()
         give_back_freed()
         self.begin_segment()
@@ -79,6 +83,9 @@ class Recorder:
         """`name` happens now. Ends a segment."""
         self.end_segment()
         at = len(self.events)
+        if at == MOST_EVENTS:  # nothing that could be planned: somebody never steps the optimizer
+            self.full = True
+            return
         self.events.append(_Event(name, key, holds=self.lent.keys() - {key}))
         for held in self.events[-1].holds:
             self.last_use[held] = at

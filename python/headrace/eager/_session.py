@@ -171,14 +171,14 @@ class Session:
                     self.stats.followed += 1
                 except Deviation as why:
                     self._deviate(why)
-            if self.mode is Mode.RECORDING:
+            if self.mode is Mode.RECORDING and not self.recorder.full:
                 lasting = self._lasting()
                 order = self.recorder.finish(lasting, self.remotes.rules())
                 self.plans.add(self.signature, order, lasting)
                 self.stats.recorded += 1
                 self.stats.recorded_peak_bytes = max(self.stats.recorded_peak_bytes,
                                                      self.recorder.peak_bytes)
-            elif self.mode is Mode.DEVIATED:
+            elif self.mode in (Mode.RECORDING, Mode.DEVIATED):
                 self.plans.distrust()
             self.recorder = None
             if self.moved is not None and self.moved.deviated:
