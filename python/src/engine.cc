@@ -10,17 +10,18 @@ namespace {
 // An op that the caller may now compute.
 struct TurnView {
   std::string op;
-  std::vector<std::pair<uint64_t, int64_t>> inputs, outputs, updates;  // (address, bytes); (0, 0): none
+  // (address, bytes); (0, 0): none.
+  std::vector<std::pair<uint64_t, int64_t>> inputs, outputs, updates;
 };
 
-// True once the last tensor that was borrowed with it is gone. Set by whoever frees that tensor, with
-// the interpreter's lock or without.
+// True once the last tensor that was borrowed with it is gone. Set by whoever frees that tensor,
+// with the interpreter's lock or without.
 struct ReleaseFlag {
   std::shared_ptr<std::atomic<bool>> released = std::make_shared<std::atomic<bool>>(false);
 };
 
-// The structures that DLPack exchanges (dmlc/dlpack, include/dlpack/dlpack.h, ABI 0.x: a capsule called
-// "dltensor", renamed "used_dltensor" by who takes it, who then owes the call of `deleter`).
+// The structures that DLPack exchanges (dmlc/dlpack, include/dlpack/dlpack.h, ABI 0.x: a capsule
+// called "dltensor", renamed "used_dltensor" by who takes it, who then owes the call of `deleter`).
 struct DlTensor {
   void* data;
   struct { int32_t type, id; } device;  // 1: CPU
@@ -85,8 +86,8 @@ class Engine {
     const Program& p = program();
     const std::string& planned = plan_->planned.folder;
     if (planned.empty()) {
-      throw Raised{error(Code::kUsage, "plan '%s' is for the tiers of '%s': plan it with folder= to run it "
-                         "here", p.name.c_str(), plan_->planned.machine.name.c_str()), nullptr};
+      throw Raised{error(Code::kUsage, "plan '%s' is for the tiers of '%s': plan it with folder= to "
+                         "run it here", p.name.c_str(), plan_->planned.machine.name.c_str()), nullptr};
     }
     for (const Tensor& t : p.graph->tensors) {
       if (!t.source.valid()) continue;
@@ -227,7 +228,8 @@ class Engine {
 };
 
 void bind_turn(nb::module_& m) {
-  nb::class_<TurnView>(m, "Turn", "An op that may now be computed; addresses hold until the next call.")
+  nb::class_<TurnView>(m, "Turn",
+                       "An op that may now be computed; addresses hold until the next call.")
       .def_ro("op", &TurnView::op)
       .def_ro("inputs", &TurnView::inputs, "list[(address, bytes)], as the workload lists them.")
       .def_ro("outputs", &TurnView::outputs)
@@ -258,11 +260,11 @@ void bind_engine(nb::module_& m) {
            "paranoid: freed memory is filled with NaN, and what comes back is checked.")
       .def("begin", &Engine::begin, Unlocked(), "Begins a run.")
       .def("next", &Engine::next, Unlocked(),
-           "Says that the op of the last turn has been computed, waits for what the next one needs, and "
-           "returns its Turn; None: the run is over.")
+           "Says that the op of the last turn has been computed, waits for what the next one needs, "
+           "and returns its Turn; None: the run is over.")
       .def("abandon", &Engine::abandon, Unlocked(),
-           "Ends a run before the op of the last turn has been computed. read_abandoned() follows, and "
-           "nothing else.")
+           "Ends a run before the op of the last turn has been computed. read_abandoned() follows, "
+           "and nothing else.")
       .def("read_abandoned", &Engine::read_abandoned, nb::arg("name"), nb::arg("address"),
            nb::arg("bytes"), Unlocked(),
            "Copies the first bytes of a tensor that a later op would have read.")

@@ -46,7 +46,7 @@ void bind_errors(nb::module_&) {
 }
 
 NB_MODULE(_core, m) {
-  m.doc() = "The compiled part of headrace: plans, the engine that follows them, memory of this process.";
+  m.doc() = "The compiled part of headrace: plans, the engine that follows them, memory.";
   m.attr("version") = HEADRACE_VERSION;
   bind_errors(m);
   bind_machine(m);

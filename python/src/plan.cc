@@ -115,7 +115,7 @@ std::shared_ptr<Plan> make_plan(const std::string& text, int64_t memory,
                                 bool recompute, bool reorder, const std::string& goal) {
   WorkloadPlanOptions o;
   if (memory <= 0)
-    throw Raised{error(Code::kUsage, "memory of %lld bytes", static_cast<long long>(memory)), nullptr};
+    throw Raised{error(Code::kUsage, "memory of %s", human_bytes(memory).c_str()), nullptr};
   o.budget = memory;
   o.folder = folder.value_or("");
   o.machine = machine;
@@ -225,8 +225,9 @@ void bind_plan(nb::module_& m) {
       .def("hotspots_text", [](std::shared_ptr<Plan> p, int limit, bool color) {
              return hotspots(predicted(p), limit, color);
            }, nb::arg("limit") = 10, nb::arg("color") = false, Unlocked(), "Of the predicted run.")
-      .def("save", [](const Plan& p, const std::string& path) { write_text(path, to_text(program(p))); },
-           nb::arg("path"), Unlocked(), "Writes the Program, for the command line.")
+      .def("save", [](const Plan& p, const std::string& path) {
+             write_text(path, to_text(program(p)));
+           }, nb::arg("path"), Unlocked(), "Writes the Program, for the command line.")
       .def("__str__", [](const Plan& p) {
              return step_plan_text(p.planned.plan, p.planned.facts, {});
            })
