@@ -1,4 +1,5 @@
 """Small models as people write them, for the tests of the step door."""
+
 import math
 
 import torch
@@ -50,7 +51,9 @@ class NanoBlock(nn.Module):
 
 
 def new_gelu(x):
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    return (
+        0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    )
 
 
 class NanoGPT(nn.Module):
@@ -85,10 +88,12 @@ class RMSNorm(nn.Module):
 
 def rotate_real(q, k, cos, sin):
     """llama2.c's: neighbours, cos and sin apart."""
+
     def turn(x):
         a, b = x.float().reshape(x.shape[:-1] + (-1, 2)).unbind(-1)
         c, s = cos.view(1, cos.shape[0], 1, -1), sin.view(1, cos.shape[0], 1, -1)
         return torch.stack([a * c - b * s, a * s + b * c], dim=-1).flatten(3).type_as(x)
+
     return turn(q), turn(k)
 
 
@@ -99,6 +104,7 @@ def rotate_complex(q, k, cos, sin):
     def turn(x):
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * table).flatten(3).type_as(x)
+
     return turn(q), turn(k)
 
 
@@ -107,16 +113,19 @@ def rotate_halves(q, k, cos, sin):
         a, b = x.chunk(2, dim=-1)
         c, s = cos[None, :, None, :], sin[None, :, None, :]
         return torch.cat([a * c - b * s, b * c + a * s], dim=-1)
+
     return turn(q), turn(k)
 
 
 def rotate_backwards(q, k, cos, sin):
     """By minus the angle, as nanochat has it."""
+
     def turn(x):
         half = x.shape[-1] // 2
         a, b = x[..., :half], x[..., half:]
         c, s = cos[None, :, None, :], sin[None, :, None, :]
         return torch.cat([a * c + b * s, a * (-s) + b * c], 3)
+
     return turn(q), turn(k)
 
 
@@ -133,14 +142,24 @@ class Llama2c(nn.Module):
         d = WIDTH // HEADS
         self.rotate, self.kv, self.additive = rotate, kv, additive
         self.tok = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList(nn.ModuleDict({
-            "wq": nn.Linear(WIDTH, WIDTH, bias=False), "wk": nn.Linear(WIDTH, kv * d, bias=False),
-            "wv": nn.Linear(WIDTH, kv * d, bias=False), "wo": nn.Linear(WIDTH, WIDTH, bias=False),
-            "w1": nn.Linear(WIDTH, 88, bias=False), "w2": nn.Linear(88, WIDTH, bias=False),
-            "w3": nn.Linear(WIDTH, 88, bias=False), "n1": RMSNorm(WIDTH), "n2": RMSNorm(WIDTH),
-        }) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "wq": nn.Linear(WIDTH, WIDTH, bias=False),
+                    "wk": nn.Linear(WIDTH, kv * d, bias=False),
+                    "wv": nn.Linear(WIDTH, kv * d, bias=False),
+                    "wo": nn.Linear(WIDTH, WIDTH, bias=False),
+                    "w1": nn.Linear(WIDTH, 88, bias=False),
+                    "w2": nn.Linear(88, WIDTH, bias=False),
+                    "w3": nn.Linear(WIDTH, 88, bias=False),
+                    "n1": RMSNorm(WIDTH),
+                    "n2": RMSNorm(WIDTH),
+                }
+            )
+            for _ in range(layers)
+        )
         self.norm, self.output = RMSNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
-        angles = torch.outer(torch.arange(64.), 1.0 / 10000 ** (torch.arange(0, d, 2).float() / d))
+        angles = torch.outer(torch.arange(64.0), 1.0 / 10000 ** (torch.arange(0, d, 2).float() / d))
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         mask = torch.triu(torch.full((1, 1, 64, 64), float("-inf")), diagonal=1)
@@ -224,17 +243,40 @@ OWN = {
 def huggingface(name, **more):
     """A small one of transformers, by the class' first part; dropout of attention is off."""
     import transformers
-    config = dict(vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=2,
-                  num_attention_heads=HEADS, max_position_embeddings=64, bos_token_id=0,
-                  eos_token_id=0, pad_token_id=None)
+
+    config = dict(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
     if name == "GPT2":
-        config = dict(vocab_size=VOCAB, n_embd=WIDTH, n_layer=2, n_head=HEADS, n_positions=64,
-                      attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=0,
-                      eos_token_id=0)
+        config = dict(
+            vocab_size=VOCAB,
+            n_embd=WIDTH,
+            n_layer=2,
+            n_head=HEADS,
+            n_positions=64,
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
     elif name == "OPT":
         del config["intermediate_size"]
-        config |= dict(ffn_dim=64, attention_dropout=0.0, dropout=0.0, word_embed_proj_dim=WIDTH,
-                       pad_token_id=0)
+        config |= dict(
+            ffn_dim=64,
+            attention_dropout=0.0,
+            dropout=0.0,
+            word_embed_proj_dim=WIDTH,
+            pad_token_id=0,
+        )
     elif name == "Falcon":
         config |= dict(new_decoder_architecture=True, num_kv_heads=2)
     elif name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Phi3", "Gemma", "Granite"):
@@ -254,8 +296,13 @@ HUGGINGFACE = {
     "Mistral": lambda: huggingface("Mistral", sliding_window=6),
     "Phi3": lambda: huggingface("Phi3", tie_word_embeddings=False),
     "Gemma": lambda: huggingface("Gemma", head_dim=8),
-    "Granite": lambda: huggingface("Granite", embedding_multiplier=3.0, residual_multiplier=0.5,
-                                   logits_scaling=1.0, attention_multiplier=0.2),
+    "Granite": lambda: huggingface(
+        "Granite",
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        logits_scaling=1.0,
+        attention_multiplier=0.2,
+    ),
     "GPTNeoX": lambda: huggingface("GPTNeoX"),
     "OPT": lambda: huggingface("OPT"),
     "Falcon": lambda: huggingface("Falcon"),
@@ -273,15 +320,28 @@ class Vit(nn.Module):
         self.pool = pool
         self.conv_proj = nn.Conv2d(3, WIDTH, patch, stride=patch)
         squares = (image // patch) ** 2
-        self.class_token = nn.Parameter(torch.randn(1, 1, WIDTH) * 0.02) if pool == "class" else None
+        self.class_token = (
+            nn.Parameter(torch.randn(1, 1, WIDTH) * 0.02) if pool == "class" else None
+        )
         rows = squares + (1 if pool == "class" else 0)
         self.pos_embedding = nn.Parameter(torch.randn(1, rows, WIDTH) * 0.02)
-        self.blocks = nn.ModuleList(nn.ModuleDict({
-            "ln_1": nn.LayerNorm(WIDTH), "ln_2": nn.LayerNorm(WIDTH),
-            "attention": nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
-            "mlp": nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Dropout(0.0),
-                                 nn.Linear(64, WIDTH), nn.Dropout(0.0)),
-        }) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "ln_1": nn.LayerNorm(WIDTH),
+                    "ln_2": nn.LayerNorm(WIDTH),
+                    "attention": nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
+                    "mlp": nn.Sequential(
+                        nn.Linear(WIDTH, 64),
+                        nn.GELU(),
+                        nn.Dropout(0.0),
+                        nn.Linear(64, WIDTH),
+                        nn.Dropout(0.0),
+                    ),
+                }
+            )
+            for _ in range(layers)
+        )
         self.ln = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, classes)
 
@@ -304,13 +364,25 @@ class Vit(nn.Module):
 
 def image_batch(rows=3, seed=0, image=16, classes=10):
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, 3, image, image, generator=generator),
-            torch.randint(0, classes, (rows,), generator=generator))
+    return (
+        torch.randn(rows, 3, image, image, generator=generator),
+        torch.randint(0, classes, (rows,), generator=generator),
+    )
 
 
 def huggingface_vit():
     import transformers
-    return transformers.ViTForImageClassification(transformers.ViTConfig(
-        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=64,
-        image_size=16, patch_size=4, num_labels=10, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0))
+
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            hidden_size=WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=HEADS,
+            intermediate_size=64,
+            image_size=16,
+            patch_size=4,
+            num_labels=10,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )

@@ -3,6 +3,7 @@
 It reads the JSON that headrace.compile_step gives to the engine, so that what raising makes of a
 model is tested without the engine, and the engine against the same description.
 """
+
 import math
 
 import torch
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 
 
 def losses_of(forward, parameters, tokens, targets, inputs=None):
-    """Mean loss of each micro-batch. parameters: name -> tensor; tokens, targets: int32 [rows], -1 is
-    not counted; inputs: name -> tensors of the micro-batches."""
+    """Mean loss of each micro-batch. parameters: name -> tensor; tokens, targets: int32 [rows], -1
+    is not counted; inputs: name -> tensors of the micro-batches."""
     tensors = {}
     for p in forward["parameters"]:
         t = parameters[p["name"]].reshape(p["shape"])
@@ -25,12 +26,19 @@ def losses_of(forward, parameters, tokens, targets, inputs=None):
             values = dict(tensors)
             for name, of_all in (inputs or {}).items():
                 values[name] = of_all[repetition]
-            embed_rows = sum(op["out"][0]["shape"][0] for op in micro["ops"] if op["op"] == "hr.embed")
+            embed_rows = sum(
+                op["out"][0]["shape"][0] for op in micro["ops"] if op["op"] == "hr.embed"
+            )
             rows = micro["ops"][-1]["out"][0]["shape"][0]
-            mine = targets[loss_begin:loss_begin + rows]
+            mine = targets[loss_begin : loss_begin + rows]
             for op in micro["ops"]:
-                out = OPS[op["op"]](op, [values[n] for n in op["in"]], op["attrs"],
-                                    tokens[token_begin:token_begin + embed_rows], mine)
+                out = OPS[op["op"]](
+                    op,
+                    [values[n] for n in op["in"]],
+                    op["attrs"],
+                    tokens[token_begin : token_begin + embed_rows],
+                    mine,
+                )
                 assert list(out.shape) == op["out"][0]["shape"], (op, out.shape)
                 values[op["out"][0]["name"]] = out
             losses.append(out.sum() / (mine >= 0).sum())
@@ -49,7 +57,7 @@ def embed(op, inputs, attrs, tokens, targets):
 
 def linear(op, inputs, attrs, tokens, targets):
     n = attrs["weights"]
-    x, weights, rest = inputs[0], inputs[1:1 + n], inputs[1 + n:]
+    x, weights, rest = inputs[0], inputs[1 : 1 + n], inputs[1 + n :]
     y = attrs["scale"] * torch.cat([x @ w.t() for w in weights], 1)
     if attrs.get("bias"):
         y, rest = y + torch.cat(rest[:n], 1), rest[n:]
@@ -57,7 +65,7 @@ def linear(op, inputs, attrs, tokens, targets):
         return y
     begin = attrs.get("col_begin", 0)
     out = rest[0].clone()
-    out[:, begin:begin + y.shape[1]] += y
+    out[:, begin : begin + y.shape[1]] += y
     return out
 
 
@@ -94,11 +102,13 @@ def rope(op, inputs, attrs, tokens, targets):
 
     def turned(x):
         if attrs["rope_half_split"]:
-            a, b = x[..., :r // 2], x[..., r // 2:r]
+            a, b = x[..., : r // 2], x[..., r // 2 : r]
             return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., r:]], -1)
         a, b = x[..., 0:r:2], x[..., 1:r:2]
-        return torch.cat([torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2),
-                          x[..., r:]], -1)
+        return torch.cat(
+            [torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), x[..., r:]], -1
+        )
+
     return torch.cat([turned(q).flatten(1), turned(k).flatten(1), v], 1)
 
 
@@ -127,31 +137,38 @@ def patches(op, inputs, attrs, tokens, targets):
 
 
 def prefix(op, inputs, attrs, tokens, targets):
-    n, weights = inputs[0].shape[1], inputs[1:1 + attrs["weights"]]
+    n, weights = inputs[0].shape[1], inputs[1 : 1 + attrs["weights"]]
     before = sum(len(w) for w in weights)
     x = inputs[0].reshape(-1, attrs["sequence"] - before, n)
     y = torch.cat([w.expand(len(x), -1, -1) for w in weights] + [x], 1)
     if attrs.get("positions"):
-        y = y + inputs[-1][:attrs["sequence"]]
+        y = y + inputs[-1][: attrs["sequence"]]
     return y.reshape(-1, n)
 
 
 def select(op, inputs, attrs, tokens, targets):
     x = inputs[0].reshape(-1, attrs["sequence"], inputs[0].shape[1])
     count = op["out"][0]["shape"][0] // len(x)
-    return x[:, attrs["first"]:attrs["first"] + count].reshape(-1, x.shape[2])
+    return x[:, attrs["first"] : attrs["first"] + count].reshape(-1, x.shape[2])
 
 
 def mean_rows(op, inputs, attrs, tokens, targets):
     x = inputs[0].reshape(-1, attrs["sequence"], inputs[0].shape[1])
-    return x[:, attrs["first"]:].mean(1)
+    return x[:, attrs["first"] :].mean(1)
 
 
 def act(op, inputs, attrs, tokens, targets):
     x, kind = inputs[0], attrs["act"]
-    functions = {0: F.silu, 1: lambda x: F.gelu(x, approximate="tanh"), 6: F.gelu,
-                 2: lambda x: F.gelu(x, approximate="tanh"), 3: F.gelu, 4: F.relu, 5: F.silu,
-                 7: lambda x: x * torch.sigmoid(1.702 * x)}
+    functions = {
+        0: F.silu,
+        1: lambda x: F.gelu(x, approximate="tanh"),
+        6: F.gelu,
+        2: lambda x: F.gelu(x, approximate="tanh"),
+        3: F.gelu,
+        4: F.relu,
+        5: F.silu,
+        7: lambda x: x * torch.sigmoid(1.702 * x),
+    }
     if kind in (0, 1, 6):
         gate, up = x.chunk(2, 1)
         return functions[kind](gate) * up
@@ -162,8 +179,13 @@ def loss(op, inputs, attrs, tokens, targets):
     logits = inputs[0] @ inputs[1].t()
     if attrs.get("bias"):
         logits = logits + inputs[2]
-    return F.cross_entropy(logits, targets[:len(logits)].long(), ignore_index=-1,
-                           label_smoothing=attrs.get("smoothing", 0.0), reduction="none")[:, None]
+    return F.cross_entropy(
+        logits,
+        targets[: len(logits)].long(),
+        ignore_index=-1,
+        label_smoothing=attrs.get("smoothing", 0.0),
+        reduction="none",
+    )[:, None]
 
 
 def scale(op, inputs, attrs, tokens, targets):
@@ -176,11 +198,20 @@ def columns(op, inputs, attrs, tokens, targets):
 
 
 OPS = {
-    "hr.embed": embed, "hr.linear": linear, "hr.norm": norm, "hr.qk_norm": qk_norm, "hr.rope": rope,
+    "hr.embed": embed,
+    "hr.linear": linear,
+    "hr.norm": norm,
+    "hr.qk_norm": qk_norm,
+    "hr.rope": rope,
     "hr.attention": attention,
-    "hr.patches": patches, "hr.prefix": prefix, "hr.select": select, "hr.mean_rows": mean_rows,
-    "hr.act": act, "hr.loss": loss,
-    "hr.scale": scale, "hr.columns": columns,
+    "hr.patches": patches,
+    "hr.prefix": prefix,
+    "hr.select": select,
+    "hr.mean_rows": mean_rows,
+    "hr.act": act,
+    "hr.loss": loss,
+    "hr.scale": scale,
+    "hr.columns": columns,
     "hr.add": lambda op, inputs, *_: inputs[0] + inputs[1],
     "hr.dropout": lambda op, inputs, *_: inputs[0],
 }

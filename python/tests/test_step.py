@@ -1,4 +1,5 @@
-"""compile_step against eager training: same losses, same parameters, whatever happens in between."""
+"""compile_step against eager training: same losses and parameters, whatever happens between."""
+
 import copy
 import io
 
@@ -14,7 +15,7 @@ MEMORY = "256MiB"
 
 
 def adamw(model):
-    """The gradient of a bias of keys is 0 but for rounding, which an eps of 1e-8 would make steps of."""
+    """The gradient of a bias of keys is rounding alone, which an eps of 1e-8 would make steps of."""
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3, eps=1e-4)
 
 
@@ -29,6 +30,7 @@ def plain_step(model, optimizer, loss_of=None, clip=None):
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         return loss
+
     return train_step
 
 
@@ -38,9 +40,16 @@ def pair(make, optimizer_of=adamw, step_of=plain_step, **more):
     model = make()
     other = copy.deepcopy(model)
     optimizer, other_optimizer = optimizer_of(model), optimizer_of(other)
-    return ((model, optimizer, step_of(model, optimizer)),
-            (other, other_optimizer, headrace.compile_step(
-                step_of(other, other_optimizer), other, other_optimizer, MEMORY, **more)))
+    return (
+        (model, optimizer, step_of(model, optimizer)),
+        (
+            other,
+            other_optimizer,
+            headrace.compile_step(
+                step_of(other, other_optimizer), other, other_optimizer, MEMORY, **more
+            ),
+        ),
+    )
 
 
 def assert_same_parameters(model, other, tolerance=1e-5):
@@ -74,20 +83,30 @@ def test_a_model_of_transformers_trains_as_in_eager(name):
 
     def step_of(model, optimizer):
         return plain_step(model, optimizer, lambda t: model(input_ids=t, labels=t).loss)
+
     eager, compiled = pair(models.HUGGINGFACE[name], step_of=step_of)
     assert_same_training(eager, compiled, [(t,) for t, _ in batches()])
 
 
-@pytest.mark.parametrize("optimizer_of", [
-    lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, betas=(0.8, 0.95), weight_decay=0.3,
-                                eps=1e-4),
-    lambda m: torch.optim.Adam(m.parameters(), lr=1e-3, eps=1e-6),
-    lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
-    lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
-    lambda m: torch.optim.AdamW([
-        {"params": [p for p in m.parameters() if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in m.parameters() if p.dim() < 2], "lr": 1e-2}], lr=1e-3, eps=1e-4),
-])
+@pytest.mark.parametrize(
+    "optimizer_of",
+    [
+        lambda m: torch.optim.AdamW(
+            m.parameters(), lr=1e-2, betas=(0.8, 0.95), weight_decay=0.3, eps=1e-4
+        ),
+        lambda m: torch.optim.Adam(m.parameters(), lr=1e-3, eps=1e-6),
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
+        lambda m: torch.optim.AdamW(
+            [
+                {"params": [p for p in m.parameters() if p.dim() > 1], "weight_decay": 0.1},
+                {"params": [p for p in m.parameters() if p.dim() < 2], "lr": 1e-2},
+            ],
+            lr=1e-3,
+            eps=1e-4,
+        ),
+    ],
+)
 def test_optimizers_and_groups_are_those_of_torch(optimizer_of):
     assert_same_training(*pair(models.NanoGPT, optimizer_of), batches())
 
@@ -103,6 +122,7 @@ def accumulated(model, optimizer, parts=3):
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         return total, norm
+
     return train_step
 
 
@@ -126,11 +146,13 @@ def test_schedulers_inside_and_outside_of_the_step_are_obeyed():
             optimizer.step()
             inside.step()
             return loss
+
         return train_step
+
     eager, compiled = pair(models.NanoGPT, step_of=step_of)
     assert_same_training(eager, compiled, batches(3))
     for _, optimizer, _ in (eager, compiled):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(3e-3 * 0.7 ** 3)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(3e-3 * 0.7**3)
         optimizer.param_groups[0]["lr"] = 1e-4
     assert_same_training(eager, compiled, batches(2))
 
@@ -141,6 +163,7 @@ def test_frozen_parameters_stay_and_lora_trains():
         for p in model.h[0].parameters():
             p.requires_grad_(False)
         return model
+
     eager, compiled = pair(make)
     frozen = compiled[0].h[0].attn.c_attn.weight.clone()
     assert_same_training(eager, compiled, batches())
@@ -155,7 +178,9 @@ def test_dictionaries_of_losses_come_back_as_they_were():
             loss.backward()
             optimizer.step()
             return {"loss": loss, "scaled": loss.detach() * 2 + 1, "name": "x"}
+
         return train_step
+
     eager, compiled = pair(models.NanoGPT, step_of=step_of)
     tokens, targets = models.batch()
     expected, got = eager[2](tokens, targets), compiled[2](tokens, targets)
@@ -164,23 +189,32 @@ def test_dictionaries_of_losses_come_back_as_they_were():
 
 
 def test_padding_of_labels_is_not_counted():
-    eager, compiled = pair(lambda: models.huggingface("Llama"), step_of=lambda m, o: plain_step(
-        m, o, lambda t, y: m(input_ids=t, labels=y).loss))
-    given = [(t, torch.where(torch.arange(t.shape[1]) < 9 + i, t, -100))
-             for i, (t, _) in enumerate(batches(3))]
+    eager, compiled = pair(
+        lambda: models.huggingface("Llama"),
+        step_of=lambda m, o: plain_step(m, o, lambda t, y: m(input_ids=t, labels=y).loss),
+    )
+    given = [
+        (t, torch.where(torch.arange(t.shape[1]) < 9 + i, t, -100))
+        for i, (t, _) in enumerate(batches(3))
+    ]
     assert_same_training(eager, compiled, given)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Llama eager attention", "Mistral", "GPT2"])
 def test_attention_masks_of_padding_on_the_right_are_taken(name):
     pytest.importorskip("transformers")
-    eager, compiled = pair(models.HUGGINGFACE[name], step_of=lambda m, o: plain_step(
-        m, o, lambda t, a, y: m(input_ids=t, attention_mask=a, labels=y).loss))
+    eager, compiled = pair(
+        models.HUGGINGFACE[name],
+        step_of=lambda m, o: plain_step(
+            m, o, lambda t, a, y: m(input_ids=t, attention_mask=a, labels=y).loss
+        ),
+    )
     given = []
     for i, (tokens, _) in enumerate(batches(3)):
         mask = (torch.arange(tokens.shape[1]) < torch.tensor([[9 + i], [16 - i]])).long()
-        given.append((torch.where(mask == 1, tokens, 0), mask,
-                      torch.where(mask == 1, tokens, -100)))
+        given.append(
+            (torch.where(mask == 1, tokens, 0), mask, torch.where(mask == 1, tokens, -100))
+        )
     assert_same_training(eager, compiled, given)
     tokens, mask, labels = given[0]
     with pytest.raises(headrace.HeadraceError, match="attention_mask"):
@@ -190,6 +224,7 @@ def test_attention_masks_of_padding_on_the_right_are_taken(name):
 
 
 # ---- who owns the parameters -------------------------------------------------------------------
+
 
 def test_between_steps_the_model_takes_no_memory_and_says_so():
     _, (model, optimizer, step) = pair(models.NanoGPT)
@@ -204,7 +239,9 @@ def test_between_steps_the_model_takes_no_memory_and_says_so():
 def test_evaluation_and_state_dict_in_between_change_nothing():
     eager, compiled = pair(models.NanoGPT)
     for i, batch in enumerate(batches(6)):
-        torch.testing.assert_close(compiled[2](*batch), eager[2](*batch).detach(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            compiled[2](*batch), eager[2](*batch).detach(), rtol=1e-5, atol=0
+        )
         if i % 2:
             for model, *_ in (eager, compiled):
                 model.eval()
@@ -299,6 +336,7 @@ def test_an_eager_step_in_between_is_a_step_like_all_others():
 
 # ---- shapes ------------------------------------------------------------------------------------
 
+
 def test_smaller_batches_run_on_the_plan_of_larger_ones():
     eager, compiled = pair(models.Llama2c)
     shapes = [(4, 16), (3, 16), (4, 12), (3, 11), (4, 16)]
@@ -312,8 +350,11 @@ def test_smaller_batches_run_on_the_plan_of_larger_ones():
 def test_other_shapes_are_planned_anew_and_share_the_state():
     eager, compiled = pair(models.NanoGPT)
     shapes = [(2, 16), (4, 24), (2, 8), (1, 40), (2, 16)] + [(1, 3 + i) for i in range(8)]
-    assert_same_training(eager, compiled, [models.batch(rows, length, seed=i)
-                                           for i, (rows, length) in enumerate(shapes)])
+    assert_same_training(
+        eager,
+        compiled,
+        [models.batch(rows, length, seed=i) for i, (rows, length) in enumerate(shapes)],
+    )
 
 
 def test_what_is_no_tensor_is_a_constant_of_the_step():
@@ -324,13 +365,17 @@ def test_what_is_no_tensor_is_a_constant_of_the_step():
             loss.backward()
             optimizer.step()
             return loss
+
         return train_step
-    eager, compiled = pair(models.NanoGPT, lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
-                           step_of)
+
+    eager, compiled = pair(
+        models.NanoGPT, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), step_of
+    )
     assert_same_training(eager, compiled, [(*b, 1.0 + i % 2) for i, b in enumerate(batches(4))])
 
 
 # ---- what is refused ---------------------------------------------------------------------------
+
 
 def test_tokens_out_of_range_are_refused_and_training_goes_on():
     eager, compiled = pair(models.NanoGPT)
@@ -347,6 +392,7 @@ def test_a_padding_token_whose_gradient_torch_leaves_out_is_refused():
         model = models.NanoGPT(tied=False)
         model.wte = torch.nn.Embedding(models.VOCAB, models.WIDTH, padding_idx=0)
         return model
+
     eager, compiled = pair(make)
     tokens, targets = models.batch()
     tokens[0, 12:], targets[0, 11:] = 0, -1  # after the last target: no gradient anyway
@@ -409,16 +455,22 @@ def test_freezing_is_obeyed_and_thawing_refused():
 
 # ---- images ------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_a_vision_transformer_trains_as_in_eager(pool):
-    assert_same_training(*pair(lambda: models.Vit(pool)),
-                         [models.image_batch(seed=i) for i in range(4)])
+    assert_same_training(
+        *pair(lambda: models.Vit(pool)), [models.image_batch(seed=i) for i in range(4)]
+    )
 
 
 def test_a_vision_transformer_of_transformers_trains_as_in_eager():
     pytest.importorskip("transformers")
-    eager, compiled = pair(models.huggingface_vit, step_of=lambda m, o: plain_step(
-        m, o, lambda x, y: m(pixel_values=x, labels=y).loss, clip=1.0))
+    eager, compiled = pair(
+        models.huggingface_vit,
+        step_of=lambda m, o: plain_step(
+            m, o, lambda x, y: m(pixel_values=x, labels=y).loss, clip=1.0
+        ),
+    )
     assert_same_training(eager, compiled, [models.image_batch(seed=i) for i in range(4)])
 
 
@@ -431,6 +483,7 @@ def test_micro_batches_of_images_have_their_own():
 
 
 # ---- the engine's own promises -----------------------------------------------------------------
+
 
 def least(make, step_of=plain_step):
     """The least memory that the step of a model is planned in."""
@@ -449,8 +502,9 @@ def test_in_the_least_memory_the_bits_are_those_of_plenty():
         torch.manual_seed(1)
         model = models.NanoGPT()
         optimizer = adamw(model)
-        with headrace.compile_step(plain_step(model, optimizer), model, optimizer, memory,
-                                   check=False) as step:
+        with headrace.compile_step(
+            plain_step(model, optimizer), model, optimizer, memory, check=False
+        ) as step:
             losses = [step(*models.batch(8, 32, seed=i)) for i in range(3)]
         results.append((losses, model.state_dict()))
     assert results[0][0] == results[1][0]
@@ -459,16 +513,25 @@ def test_in_the_least_memory_the_bits_are_those_of_plenty():
 
 def test_the_process_grows_by_no_more_than_memory():
     pytest.importorskip("transformers")
-    model = models.huggingface("Llama", hidden_size=256, intermediate_size=704, vocab_size=4096,
-                               num_hidden_layers=4, num_key_value_heads=4)
+    model = models.huggingface(
+        "Llama",
+        hidden_size=256,
+        intermediate_size=704,
+        vocab_size=4096,
+        num_hidden_layers=4,
+        num_key_value_heads=4,
+    )
     optimizer = adamw(model)
     given = [torch.randint(0, 4096, (8, 64)) for _ in range(3)]
     memory = 140 << 20
     before = headrace.process_memory().rss
     headrace.reset_peak()
     step = headrace.compile_step(
-        plain_step(model, optimizer, lambda t: model(input_ids=t, labels=t).loss), model, optimizer,
-        memory)
+        plain_step(model, optimizer, lambda t: model(input_ids=t, labels=t).loss),
+        model,
+        optimizer,
+        memory,
+    )
     losses = [float(step(t)) for t in given]
     assert headrace.process_memory().peak - before <= memory
     assert all(8 < loss < 9 for loss in losses)
@@ -479,8 +542,11 @@ def test_dropout_is_drawn_anew_each_step_and_the_same_for_one_seed():
         torch.manual_seed(1)
         model = models.NanoGPT(p=0.3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        step = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY, seed=seed)
+        step = headrace.compile_step(
+            plain_step(model, optimizer), model, optimizer, MEMORY, seed=seed
+        )
         return [float(step(*models.batch())) for _ in range(3)]
+
     first = losses(5)
     assert len(set(first)) == 3
     assert losses(5) == first and losses(6) != first
@@ -513,15 +579,20 @@ def test_a_step_that_is_not_finite_changes_nothing():
     assert all(torch.equal(t, before[n]) for n, t in after.items() if n != "ln_f.weight")
 
 
-def test_the_plan_is_a_table_and_trains_without_a_file_left(folder):
+def test_the_plan_is_a_table_and_trains_without_a_file_left(folder, tmp_path):
     model = models.NanoGPT()
     optimizer = adamw(model)
-    step = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY,
-                                 folder=folder, threads=1)
+    step = headrace.compile_step(
+        plain_step(model, optimizer), model, optimizer, MEMORY, folder=folder, threads=1
+    )
     assert "first call" in str(step)
     step(*models.batch())
     assert "NanoGPT" in step.plan_text() and "activations" in repr(step)
     assert step._repr_html_().startswith("<pre>")
+    path = tmp_path / "timeline.html"
+    headrace.memory_timeline(path)
+    assert path.read_text().rstrip().endswith("</html>")
+    assert "NanoGPT" in str(headrace.hotspot_analysis())
     assert not list(folder.iterdir())
     step.close()
 
@@ -535,6 +606,7 @@ def test_remote_memory_is_obeyed():
         model = models.NanoGPT(tied=False)
         model.wte = Table(models.VOCAB, models.WIDTH)
         return model
+
     eager, compiled = pair(make)
     assert_same_training(eager, compiled, batches(3))
     rules = [p for p in compiled[2]._live.description.forward["parameters"] if "remote_memory" in p]

@@ -1,4 +1,5 @@
 """What compile_step makes of a model is the model: by a slow reference of the engine's ops."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ def plain_step(model, optimizer, loss_of):
         loss.backward()
         optimizer.step()
         return loss
+
     return train_step
 
 
@@ -81,29 +83,48 @@ def test_label_smoothing_and_factors_by_column_are_raised():
         x = model.wte(tokens) * model.gamma * 3
         logits = model.lm_head(model.ln_f(x))
         return F.cross_entropy(logits.transpose(1, 2), targets, label_smoothing=0.1)
+
     optimizer = adamw(model)
     tokens, targets = models.batch()
     description = raised(plain_step(model, optimizer, loss_of), model, optimizer, tokens, targets)
     assert ops_of(description) == ["hr.embed", "hr.scale", "hr.scale", "hr.norm", "hr.loss"]
-    torch.testing.assert_close(reference_losses(description, tokens, targets)[0],
-                               loss_of(tokens, targets), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        reference_losses(description, tokens, targets)[0],
+        loss_of(tokens, targets),
+        rtol=1e-6,
+        atol=0,
+    )
 
 
 def test_products_that_read_one_value_are_one_product():
     model = models.Llama2c(layers=1)
     optimizer = adamw(model)
     description = raised(plain_step(model, optimizer, model), model, optimizer, *models.batch())
-    assert ops_of(description) == ["hr.embed", "hr.norm", "hr.linear", "hr.rope", "hr.attention",
-                                   "hr.linear", "hr.norm", "hr.linear", "hr.act", "hr.linear",
-                                   "hr.norm", "hr.loss"]
+    assert ops_of(description) == [
+        "hr.embed",
+        "hr.norm",
+        "hr.linear",
+        "hr.rope",
+        "hr.attention",
+        "hr.linear",
+        "hr.norm",
+        "hr.linear",
+        "hr.act",
+        "hr.linear",
+        "hr.norm",
+        "hr.loss",
+    ]
 
 
 def test_lora_adds_to_columns_of_the_fused_product():
     model = models.with_lora(models.Llama2c(layers=1), ["wv"])
     optimizer = adamw(model)
     description = raised(plain_step(model, optimizer, model), model, optimizer, *models.batch())
-    added = [op["attrs"] for op in description.forward["micro_batches"][0]["ops"]
-             if op["attrs"].get("col_begin")]
+    added = [
+        op["attrs"]
+        for op in description.forward["micro_batches"][0]["ops"]
+        if op["attrs"].get("col_begin")
+    ]
     assert added == [{"weights": 1, "scale": 2.0, "col_begin": 48}]
     trained = [p["name"] for p in description.forward["parameters"] if p["trainable"]]
     assert trained == ["layers.0.wv.lora_A.weight", "layers.0.wv.lora_B.weight"]
@@ -117,7 +138,7 @@ def test_accumulation_is_a_repeated_micro_batch_with_its_factor():
         optimizer.zero_grad()
         total = 0.0
         for part in range(2):
-            loss = model(tokens[2 * part:2 * part + 2], targets[2 * part:2 * part + 2]) / 2
+            loss = model(tokens[2 * part : 2 * part + 2], targets[2 * part : 2 * part + 2]) / 2
             loss.backward()
             total = total + loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -126,7 +147,7 @@ def test_accumulation_is_a_repeated_micro_batch_with_its_factor():
 
     tokens, targets = models.batch(4)
     description = raised(train_step, model, optimizer, tokens, targets)
-    micro, = description.forward["micro_batches"]
+    (micro,) = description.forward["micro_batches"]
     assert micro["repeat"] == 2
     assert micro["ops"][-1]["attrs"] == {"scale": 0.5, "own_mean": 1}
     assert description.optimizer["clip_norm"] == 1.0
@@ -142,8 +163,9 @@ def test_logits_and_labels_may_be_cut_instead_of_padded():
     tokens, _ = models.batch()
     loss_of = lambda t: models.shifted_loss(model(input_ids=t).logits, t)  # noqa: E731
     description = raised(plain_step(model, optimizer, loss_of), model, optimizer, tokens)
-    torch.testing.assert_close(reference_losses(description, tokens)[0], loss_of(tokens), rtol=1e-6,
-                               atol=0)
+    torch.testing.assert_close(
+        reference_losses(description, tokens)[0], loss_of(tokens), rtol=1e-6, atol=0
+    )
 
 
 def test_labels_that_are_changed_in_place_are_made_as_torch_makes_them():
@@ -159,8 +181,9 @@ def test_labels_that_are_changed_in_place_are_made_as_torch_makes_them():
 
     tokens, _ = models.batch()
     description = raised(plain_step(model, optimizer, loss_of), model, optimizer, tokens)
-    torch.testing.assert_close(reference_losses(description, tokens)[0], loss_of(tokens), rtol=1e-6,
-                               atol=0)
+    torch.testing.assert_close(
+        reference_losses(description, tokens)[0], loss_of(tokens), rtol=1e-6, atol=0
+    )
 
 
 def test_tracing_computes_nothing_and_changes_nothing():
@@ -179,6 +202,7 @@ def test_tracing_computes_nothing_and_changes_nothing():
 
 
 # ---- what is refused ---------------------------------------------------------------------------
+
 
 def refusal(train_step, model, optimizer, *args):
     with pytest.raises(HeadraceError) as caught:
@@ -201,17 +225,20 @@ class Apply(torch.nn.Module):
         self.forward = function
 
 
-@pytest.mark.parametrize("function, words", [
-    (lambda x: torch.cumsum(x, 1), "aten.cumsum.default of [2x16x32]"),
-    (lambda x: torch.sin(x), "aten.sin"),
-    (lambda x: x * x, "aten"),
-    (lambda x: x.detach(), "gradients would stop here"),
-    (lambda x: x + torch.arange(16.)[None, :, None], "is no mask"),
-    (lambda x: x.flip(1), "aten.flip"),
-    (lambda x: x.transpose(0, 1).reshape(2, 16, 32) + x, "different rows"),
-    (lambda x: x.to(torch.bfloat16).float(), "bfloat16"),
-    (lambda x: x.exp(), "aten.exp"),
-])
+@pytest.mark.parametrize(
+    "function, words",
+    [
+        (lambda x: torch.cumsum(x, 1), "aten.cumsum.default of [2x16x32]"),
+        (lambda x: torch.sin(x), "aten.sin"),
+        (lambda x: x * x, "aten"),
+        (lambda x: x.detach(), "gradients would stop here"),
+        (lambda x: x + torch.arange(16.0)[None, :, None], "is no mask"),
+        (lambda x: x.flip(1), "aten.flip"),
+        (lambda x: x.transpose(0, 1).reshape(2, 16, 32) + x, "different rows"),
+        (lambda x: x.to(torch.bfloat16).float(), "bfloat16"),
+        (lambda x: x.exp(), "aten.exp"),
+    ],
+)
 def test_an_op_that_the_engine_has_not_is_named_with_its_line(function, words):
     model = Odd(Apply(function))
     optimizer = adamw(model)
@@ -241,6 +268,7 @@ class Doubled(torch.autograd.Function):
 
 def steps(model, optimizer):
     """(train_step, words of its refusal)"""
+
     def item(tokens, targets):
         optimizer.zero_grad()
         loss = model(tokens, targets)
@@ -305,10 +333,19 @@ def steps(model, optimizer):
         loss.backward()
         optimizer.step()
 
-    return [(item, "return the loss as a tensor"), (no_zero, "zero_grad"), (twice, "once"),
-            (no_step, "once"), (gradients, "computes with gradients"), (autocast, "autocast"),
-            (custom, "Doubled"), (grad, "torch.autograd.grad"), (logits, "losses"),
-            (clip_some, "some of the trained"), (branch, "value")]
+    return [
+        (item, "return the loss as a tensor"),
+        (no_zero, "zero_grad"),
+        (twice, "once"),
+        (no_step, "once"),
+        (gradients, "computes with gradients"),
+        (autocast, "autocast"),
+        (custom, "Doubled"),
+        (grad, "torch.autograd.grad"),
+        (logits, "losses"),
+        (clip_some, "some of the trained"),
+        (branch, "value"),
+    ]
 
 
 @pytest.mark.parametrize("number", range(11))
@@ -320,13 +357,16 @@ def test_a_step_that_is_not_a_step_is_refused_by_name(number):
     assert words.lower() in message.lower()
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad"),
-    (lambda p: torch.optim.Adam(p, weight_decay=0.1), "weight_decay=0.1"),
-    (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), "nesterov"),
-    (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "dampening"),
-    (lambda p: torch.optim.RMSprop(p), "RMSprop"),
-])
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad"),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), "weight_decay=0.1"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), "nesterov"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "dampening"),
+        (lambda p: torch.optim.RMSprop(p), "RMSprop"),
+    ],
+)
 def test_an_optimizer_that_the_engine_has_not_is_refused_by_name(make, words):
     model = models.NanoGPT()
     optimizer = make(model.parameters())
@@ -355,6 +395,7 @@ from torch.nn.utils import clip_grad_norm_  # noqa: E402
 
 def test_a_checkpointed_block_is_traced_through():
     from torch.utils.checkpoint import checkpoint
+
     for reentrant in (False, True):
         torch.manual_seed(1)
         model = models.NanoGPT()
@@ -369,6 +410,7 @@ def test_a_checkpointed_block_is_traced_through():
 
 
 # ---- images ------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_a_vision_transformer_has_the_same_loss(pool):

@@ -1,4 +1,5 @@
 """Elementwise ops: sums, products and the patterns written with them (norms, activations)."""
+
 from __future__ import annotations
 
 import math
@@ -7,14 +8,27 @@ import torch
 
 from . import attention, images, layout, products, rotary
 from .layout import Ref
-from .raising import (NotRaised, by_rows, close, columns_of, complete, describe, handles, is_parameter,
-                      is_partial, is_value, rows_of, scaled)
-from .values import Act, Add, Dropout, Gated, Losses, Mix, Norm, Parameter, Partial, Value
+from .raising import (
+    NotRaised,
+    by_rows,
+    close,
+    columns_of,
+    complete,
+    describe,
+    handles,
+    is_parameter,
+    is_partial,
+    is_value,
+    rows_of,
+    scaled,
+)
+from .values import Act, Add, Dropout, Gated, Losses, Mix, Partial
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 # ---- sums --------------------------------------------------------------------------------------
+
 
 @handles("add", "__add__")
 def add(raiser, node, a, b, alpha=1):
@@ -43,8 +57,11 @@ def _plus_number(x, number):
         return Partial("mean_square_eps", x.of, number)
     if number == 1 and (is_partial(x, "tanh_gelu") or is_partial(x, "erf")):
         return Partial("one_plus_" + x.kind, x.of)
-    raise NotRaised(f"a number is added to {describe(x)}" if not isinstance(x, Losses)
-                    else "a number is added to the loss")
+    raise NotRaised(
+        f"a number is added to {describe(x)}"
+        if not isinstance(x, Losses)
+        else "a number is added to the loss"
+    )
 
 
 def _plus_pattern(raiser, x, y):
@@ -85,6 +102,7 @@ def neg(raiser, node, x):
 
 # ---- products ----------------------------------------------------------------------------------
 
+
 def times(raiser, node, x, factor: float):
     if isinstance(x, Mix):
         return rotary.times(x, torch.tensor(float(factor), dtype=torch.float64))
@@ -112,8 +130,11 @@ def mul(raiser, node, a, b):
         result = _times_pattern(raiser, x, y)
         if result is not None:
             return result
-    raise NotRaised(f"{describe(a)} times {describe(b)}" if not (is_value(a) and is_value(b))
-                    else "two values are multiplied, and neither is a gate (silu, gelu)")
+    raise NotRaised(
+        f"{describe(a)} times {describe(b)}"
+        if not (is_value(a) and is_value(b))
+        else "two values are multiplied, and neither is a gate (silu, gelu)"
+    )
 
 
 def _times_pattern(raiser, x, y):
@@ -152,7 +173,9 @@ def _normed(x: Ref, rstd: Partial):
 
 
 def _sigmoid_product(raiser, x: Ref, y: Partial):
-    inner, factor = (y.of[0].of[0], y.of[0].number) if is_partial(y.of[0], "scaled") else (y.of[0], 1)
+    inner, factor = (
+        (y.of[0].of[0], y.of[0].number) if is_partial(y.of[0], "scaled") else (y.of[0], 1)
+    )
     if not (is_value(inner) and x.same_as(inner)):
         return None
     if factor == 1:
@@ -196,6 +219,7 @@ def div(raiser, node, a, b, rounding_mode=None):
 
 # ---- functions ---------------------------------------------------------------------------------
 
+
 @handles("pow")
 def pow_(raiser, node, x, exponent):
     kind = {2: "square", 3: "cube"}.get(raiser.number(exponent))
@@ -205,8 +229,11 @@ def pow_(raiser, node, x, exponent):
         return Partial(kind, (x,))
     if raiser.number(exponent) in (-0.5, 0.5) and is_partial(x, "mean_square_eps"):
         return Partial("rstd" if exponent < 0 else "std", x.of, x.number)
-    raise NotRaised("only squares and cubes of values are known (norms, GELU)" if is_value(x)
-                    else f"it takes {describe(x)}")
+    raise NotRaised(
+        "only squares and cubes of values are known (norms, GELU)"
+        if is_value(x)
+        else f"it takes {describe(x)}"
+    )
 
 
 @handles("square")
@@ -224,8 +251,10 @@ def mean(raiser, node, x, dim=None, keepdim=False, dtype=None):
             return Partial("mean_square", x.of)
     if is_value(x) and dim is not None:
         return images.mean_rows(raiser, x, dim, keepdim)
-    raise NotRaised("only the mean of squares of the last dimension is known (RMS norm), and the "
-                    "mean of rows of a sequence")
+    raise NotRaised(
+        "only the mean of squares of the last dimension is known (RMS norm), and the "
+        "mean of rows of a sequence"
+    )
 
 
 @handles("sum")
@@ -327,17 +356,21 @@ def dropout(raiser, node, x, p, train=True):
     if not train or p == 0:
         return x
     if is_partial(x, "probabilities"):
-        raise NotRaised(f"dropout of attention weights (p = {p}); set it to 0: dropout of what "
-                        "attention gives is supported")
+        raise NotRaised(
+            f"dropout of attention weights (p = {p}); set it to 0: dropout of what "
+            "attention gives is supported"
+        )
     ref, _ = rows_of(x)
     return by_rows(Dropout(ref.base, float(p)), ref, ref.base.cols)
 
 
 # ---- joining -----------------------------------------------------------------------------------
 
+
 @handles("cat", "concat", "concatenate")
 def cat(raiser, node, parts, dim=0):
     from .views import empty_constants_left_out
+
     parts = empty_constants_left_out(raiser, parts)
     if len(parts) == 1:
         return parts[0]

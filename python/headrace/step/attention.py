@@ -1,4 +1,5 @@
 """Attention: scaled_dot_product_attention, and softmax(q k^T) v written out, with its masks."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from . import layout, rotary
-from .raising import NotRaised, complete, describe, handles, is_partial, is_value
+from .raising import NotRaised, complete, handles, is_partial
 from .values import Attention, Heads, Mask, Partial, Value
 
 # What a mask adds to scores that are to be left out: e^-1e4 is 0 in f32 beside any score.
@@ -22,7 +23,7 @@ class Scores:
     k: Heads
     scale: float
     visible: Optional[tuple[bool, int]] = None  # (causal, window); None: not masked yet
-    mask: Optional[Mask] = None                 # that depends on inputs
+    mask: Optional[Mask] = None  # that depends on inputs
 
 
 def _heads(x, what: str) -> tuple[Heads, float]:
@@ -95,11 +96,19 @@ def mask_of(raiser, node) -> tuple[tuple[bool, int], Optional[Mask]]:
 def _attention(scores: Scores, v: Heads):
     causal, window = scores.visible or (False, 0)
     q, k = scores.q, scores.k
-    if (q.repeated != 1 or q.size != k.size or k.size != v.size or k.count != v.count
-            or q.count % k.count or k.count * k.repeated not in (q.count, k.count)
-            or v.count * v.repeated not in (q.count, v.count)):
-        raise NotRaised(f"attention of {q.count} heads of {q.size} to {k.count} keys of {k.size} and "
-                        f"{v.count} values of {v.size}")
+    if (
+        q.repeated != 1
+        or q.size != k.size
+        or k.size != v.size
+        or k.count != v.count
+        or q.count % k.count
+        or k.count * k.repeated not in (q.count, k.count)
+        or v.count * v.repeated not in (q.count, v.count)
+    ):
+        raise NotRaised(
+            f"attention of {q.count} heads of {q.size} to {k.count} keys of {k.size} and "
+            f"{v.count} values of {v.size}"
+        )
     if len({(h.value.rows, h.value.sequence) for h in (q, k, v)}) != 1:
         raise NotRaised("attention between sequences of different lengths")
     made = Attention(q, k, v, scores.scale, causal, window, scores.mask)
@@ -110,11 +119,23 @@ def _attention(scores: Scores, v: Heads):
 
 
 @handles("scaled_dot_product_attention")
-def scaled_dot_product_attention(raiser, node, q, k, v, attn_mask=None, dropout_p=0.0,
-                                 is_causal=False, scale=None, enable_gqa=False):
+def scaled_dot_product_attention(
+    raiser,
+    node,
+    q,
+    k,
+    v,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+):
     if dropout_p:
-        raise NotRaised(f"dropout of attention weights (p = {dropout_p}); set it to 0: dropout of "
-                        "what attention gives is supported")
+        raise NotRaised(
+            f"dropout of attention weights (p = {dropout_p}); set it to 0: dropout of "
+            "what attention gives is supported"
+        )
     (q, factor_q), (k, factor_k) = _heads(q, "queries"), _heads(k, "keys")
     v, factor_v = _heads(v, "values")
     if factor_v != 1:
@@ -130,12 +151,13 @@ def scaled_dot_product_attention(raiser, node, q, k, v, attn_mask=None, dropout_
 
 # ---- written out -------------------------------------------------------------------------------
 
+
 def scores_of(q, k_transposed) -> Partial:
     """q k^T of [B, heads, S, d] and [B, heads, d, S]."""
     if is_partial(k_transposed, "scaled"):
-        k = dataclasses.replace(k_transposed,
-                                of=(layout.transpose(complete(k_transposed.of[0]), -2, -1),),
-                                whole=[])
+        k = dataclasses.replace(
+            k_transposed, of=(layout.transpose(complete(k_transposed.of[0]), -2, -1),), whole=[]
+        )
     else:
         k = layout.transpose(complete(k_transposed), -2, -1)
     (q, factor_q), (k, factor_k) = _heads(q, "queries"), _heads(k, "keys")

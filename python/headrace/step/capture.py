@@ -2,8 +2,10 @@
 
 make_fx traces the forward pass and the loss before autograd decomposes them (pre-dispatch), on
 fake tensors: no memory, no arithmetic. Parameters appear in the graph as attributes that are the
-very objects of the model, so tied ones are one. What the step does beside computing is in events.py.
+very objects of the model, so tied ones are one. What the step does beside computing is in
+events.py.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -21,12 +23,12 @@ from .events import Event, recording, unsupported
 
 @dataclasses.dataclass
 class Capture:
-    module: torch.fx.GraphModule       # placeholders are the tensors among the arguments, in order
+    module: torch.fx.GraphModule  # placeholders are the tensors among the arguments, in order
     events: list[Event]
-    out_spec: Any                      # of what train_step returns
-    parameters: dict[int, str]         # id of a parameter object -> its name
-    outputs: list[Any]                 # leaves of the result: nodes or plain values
-    objects: dict[str, torch.Tensor]   # what get_attr nodes refer to, by target
+    out_spec: Any  # of what train_step returns
+    parameters: dict[int, str]  # id of a parameter object -> its name
+    outputs: list[Any]  # leaves of the result: nodes or plain values
+    objects: dict[str, torch.Tensor]  # what get_attr nodes refer to, by target
 
     @property
     def nodes(self):
@@ -52,16 +54,22 @@ def all_parameters(model, optimizer) -> list[torch.Tensor]:
 def _check_hooks(model, parameters) -> None:
     for name, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
-            raise unsupported(f"compile_step: module '{name or type(model).__name__}' has backward "
-                              "hooks, which are not supported")
+            raise unsupported(
+                f"compile_step: module '{name or type(model).__name__}' has backward "
+                "hooks, which are not supported"
+            )
     for p in parameters:
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-            raise unsupported(f"compile_step: a parameter of shape {tuple(p.shape)} has gradient "
-                              "hooks, which are not supported")
+            raise unsupported(
+                f"compile_step: a parameter of shape {tuple(p.shape)} has gradient "
+                "hooks, which are not supported"
+            )
         if p.device.type != "cpu" or p.layout != torch.strided:
-            raise unsupported(f"compile_step: a parameter of shape {tuple(p.shape)} is on "
-                              f"{p.device}, layout {p.layout}: only dense ones in memory are "
-                              "supported")
+            raise unsupported(
+                f"compile_step: a parameter of shape {tuple(p.shape)} is on "
+                f"{p.device}, layout {p.layout}: only dense ones in memory are "
+                "supported"
+            )
 
 
 def capture(train_step: Callable, model, optimizer, args: tuple, kwargs: dict) -> Capture:
@@ -93,18 +101,29 @@ def capture(train_step: Callable, model, optimizer, args: tuple, kwargs: dict) -
     with recording(model, optimizer, parameters) as recorder:
         try:
             module = proxy_tensor.make_fx(traced, **options)(*[leaves[i] for i in places])
-        except (fake_tensor.DataDependentOutputException,
-                fake_tensor.DynamicOutputShapeException) as e:
-            raise unsupported(f"compile_step: train_step depends on values of tensors ({e}), which "
-                              "is not supported") from e
+        except (
+            fake_tensor.DataDependentOutputException,
+            fake_tensor.DynamicOutputShapeException,
+        ) as e:
+            raise unsupported(
+                f"compile_step: train_step depends on values of tensors ({e}), which "
+                "is not supported"
+            ) from e
         except RuntimeError as e:
             # Gradients are one number expanded while the step is traced: writing to it fails so.
             if "more than one element of the written-to tensor" not in str(e):
                 raise
-            raise unsupported("compile_step: train_step computes with gradients itself; only "
-                              "clip_grad_norm_() of torch.nn.utils is supported") from e
-    return _captured(module, recorder.events, result, parameter_names(model, optimizer),
-                     {id(g) for g in recorder.gradients.values()})
+            raise unsupported(
+                "compile_step: train_step computes with gradients itself; only "
+                "clip_grad_norm_() of torch.nn.utils is supported"
+            ) from e
+    return _captured(
+        module,
+        recorder.events,
+        result,
+        parameter_names(model, optimizer),
+        {id(g) for g in recorder.gradients.values()},
+    )
 
 
 def _captured(module, events, result, names, gradients) -> Capture:
@@ -114,13 +133,16 @@ def _captured(module, events, result, names, gradients) -> Capture:
             continue
         objects[node.target] = value = _attribute(module, node.target)
         if id(value) in gradients:
-            raise unsupported("compile_step: train_step computes with gradients itself"
-                              f"{line_of(_first_user(node))}; only clip_grad_norm_() of "
-                              "torch.nn.utils is supported")
+            raise unsupported(
+                "compile_step: train_step computes with gradients itself"
+                f"{line_of(_first_user(node))}; only clip_grad_norm_() of "
+                "torch.nn.utils is supported"
+            )
     output = next(n for n in module.graph.nodes if n.op == "output")
     returned = iter(pytree.tree_leaves(output.args[0]))
-    outputs = [next(returned) if isinstance(leaf, torch.Tensor) else leaf
-               for leaf in result["leaves"]]
+    outputs = [
+        next(returned) if isinstance(leaf, torch.Tensor) else leaf for leaf in result["leaves"]
+    ]
     return Capture(module, events, result["spec"], names, outputs, objects)
 
 
@@ -135,7 +157,7 @@ def _first_user(node):
 
 
 def line_of(node: Optional[torch.fx.Node]) -> str:
-    """" (FILE, line N: CODE)" of the user's line that made the node, the innermost outside torch;
+    """ " (FILE, line N: CODE)" of the user's line that made the node, the innermost outside torch;
     empty where torch did not record it."""
     trace = node.meta.get("stack_trace") if node is not None else None
     found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', trace or "")

@@ -4,6 +4,7 @@ forward and optimizer are the JSON objects of headrace/train/captured_step.h; ``
 ``after`` are the parts of the step that stay torch's: what makes tokens and targets of the
 arguments, and what makes the returned values of the losses.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,10 +17,9 @@ from .._remote import remote_of
 from . import values
 from .capture import Capture, line_of
 from .events import Event, unsupported
-from .graph import FLOAT
 from .lower import Lowering, MicroBatch
-from .raising import Backward, Raiser
-from .values import Losses, Parameter, Partial
+from .raising import Raiser
+from .values import Parameter, Partial
 
 
 @dataclasses.dataclass
@@ -28,16 +28,16 @@ class MicroInputs:
     returns."""
 
     tokens: Optional[int]
-    token_rows: int             # sequences of ``sequence`` tokens each; 0: none
+    token_rows: int  # sequences of ``sequence`` tokens each; 0: none
     sequence: int
     vocabulary: int
-    padding: list[int]          # tokens whose embedding torch gives no gradient
+    padding: list[int]  # tokens whose embedding torch gives no gradient
     targets: int
-    loss_rows: int              # rows that the loss has
-    target_rows: np.ndarray     # and those that there are targets of
+    loss_rows: int  # rows that the loss has
+    target_rows: np.ndarray  # and those that there are targets of
     ignored: int
     classes: int
-    floats: dict[str, int]      # by name of the input
+    floats: dict[str, int]  # by name of the input
     masks: list[tuple[int, bool, int]]  # of attention: (place, causal, window)
 
 
@@ -47,12 +47,12 @@ class Description:
     optimizer: dict[str, Any]
     parameters: dict[str, Parameter]
     inputs: list[MicroInputs]
-    before: torch.fx.GraphModule   # (tensors of the arguments) -> tensors
-    after: torch.fx.GraphModule    # (tensors of the arguments, losses, norms) -> leaves
-    norms: int                     # how many norms ``after`` takes
+    before: torch.fx.GraphModule  # (tensors of the arguments) -> tensors
+    after: torch.fx.GraphModule  # (tensors of the arguments, losses, norms) -> leaves
+    norms: int  # how many norms ``after`` takes
     out_spec: Any
     schedules: list[Event]
-    raiser: Raiser                 # of the traced graph
+    raiser: Raiser  # of the traced graph
     loss_nodes: list[torch.fx.Node]
 
     @property
@@ -66,9 +66,10 @@ class Description:
             return self.raiser.parts.module(self.loss_nodes)(*tensors)
 
 
-def describe(captured: Capture, model, optimizer,
-             tensors: Sequence[torch.Tensor]) -> Description:
-    """``tensors``: those among the arguments that were captured, in order. HeadraceError("unsupported") with op, shapes and line for what the engine does not have."""
+def describe(captured: Capture, model, optimizer, tensors: Sequence[torch.Tensor]) -> Description:
+    """``tensors``: those among the arguments that were captured, in order.
+
+    HeadraceError("unsupported") with op, shapes and line for what the engine does not have."""
     raiser = Raiser(captured, tensors)
     raiser.run()
     raiser.tensors = ()
@@ -76,18 +77,19 @@ def describe(captured: Capture, model, optimizer,
     factors = _factors(raiser)
     lowering = Lowering()
     own_mean = len(factors) > 1
-    micros = [lowering.run(raiser.losses[k][0], factor, own_mean)
-              for k, factor in factors]
+    micros = [lowering.run(raiser.losses[k][0], factor, own_mean) for k, factor in factors]
     before, inputs = _before(raiser, [raiser.losses[k][0] for k, _ in factors], micros)
     loss_nodes = [raiser.losses[k][1] for k, _ in factors]
     after, norms = _after(raiser, loss_nodes)
     forward = {
-        "headrace_forward": 1, "name": type(model).__name__,
+        "headrace_forward": 1,
+        "name": type(model).__name__,
         "precision": _precision(lowering.parameters.values()),
         "rows": max(sum(i.token_rows for i in inputs), sum(i.loss_rows for i in inputs)),
         "parameters": _parameters(lowering.parameters, model, optimizer),
-        "constants": [{"name": name, "values": list(numbers)}
-                      for numbers, name in lowering.constants.items()],
+        "constants": [
+            {"name": name, "values": list(numbers)} for numbers, name in lowering.constants.items()
+        ],
         "inputs": _inputs(micros),
         "micro_batches": _repeated(micros),
     }
@@ -96,18 +98,32 @@ def describe(captured: Capture, model, optimizer,
         _check_clipped(clip, forward["parameters"], lowering.parameters)
         settings["clip_norm"] = clip.max_norm
     schedules = [e for e in captured.events if e.kind == "schedule"]
-    return Description(forward, settings, lowering.parameters, inputs, before, after, norms,
-                       captured.out_spec, schedules, raiser, loss_nodes)
+    return Description(
+        forward,
+        settings,
+        lowering.parameters,
+        inputs,
+        before,
+        after,
+        norms,
+        captured.out_spec,
+        schedules,
+        raiser,
+        loss_nodes,
+    )
 
 
 # ---- events ------------------------------------------------------------------------------------
+
 
 def _checked_events(events: Sequence[Event], raiser: Raiser) -> Optional[Event]:
     """The clipping, where there is one; events must be those of one whole step."""
     kinds = [e.kind for e in events if e.kind != "schedule"]
     text = ", ".join(kinds)
     if kinds.count("step") != 1:
-        raise unsupported(f"compile_step: train_step must call optimizer.step() once; it did: {text}")
+        raise unsupported(
+            f"compile_step: train_step must call optimizer.step() once; it did: {text}"
+        )
     at = kinds.index("step")
     before = [k for k in kinds[:at] if k != "zero_grad"]
     if "backward" not in before:
@@ -115,15 +131,21 @@ def _checked_events(events: Sequence[Event], raiser: Raiser) -> Optional[Event]:
     if "backward" in kinds[at:] or "clip" in kinds[at:]:
         raise unsupported(f"compile_step: backward() or clipping after optimizer.step(): {text}")
     if "zero_grad" not in kinds:
-        raise unsupported("compile_step: train_step never calls zero_grad(), so that gradients of "
-                          "all steps would add up; call optimizer.zero_grad() in it")
+        raise unsupported(
+            "compile_step: train_step never calls zero_grad(), so that gradients of "
+            "all steps would add up; call optimizer.zero_grad() in it"
+        )
     begun = kinds.index("backward")
     if "zero_grad" in kinds[begun:at]:
-        raise unsupported(f"compile_step: zero_grad() between backward() and optimizer.step(): {text}")
+        raise unsupported(
+            f"compile_step: zero_grad() between backward() and optimizer.step(): {text}"
+        )
     clips = [e for e in events if e.kind == "clip"]
     if len(clips) > 1 or (clips and before[-1] != "clip"):
-        raise unsupported(f"compile_step: gradients are clipped more than once or before the last "
-                          f"backward(): {text}")
+        raise unsupported(
+            f"compile_step: gradients are clipped more than once or before the last "
+            f"backward(): {text}"
+        )
     order = [e.kind for e in events]
     if "schedule" in order and order.index("schedule") < order.index("step"):
         raise unsupported("compile_step: scheduler.step() before optimizer.step()")
@@ -136,33 +158,43 @@ def _factors(raiser: Raiser) -> list[tuple[int, float]]:
     for backward in raiser.backwards:
         for k, factor in backward.losses.terms:
             if k in factors:
-                raise unsupported("compile_step: backward() twice through one loss is not supported"
-                                  f"{line_of(backward.node)}")
+                raise unsupported(
+                    "compile_step: backward() twice through one loss is not supported"
+                    f"{line_of(backward.node)}"
+                )
             factors[k] = factor
     for k, (_, node) in enumerate(raiser.losses):
         if k not in factors:
-            raise unsupported("compile_step: a loss without backward() is not supported"
-                              f"{line_of(node)}")
+            raise unsupported(
+                f"compile_step: a loss without backward() is not supported{line_of(node)}"
+            )
         if not factors[k] > 0:
-            raise unsupported(f"compile_step: a loss has the factor {factors[k]:g} in backward(); it "
-                              f"must be above 0{line_of(node)}")
+            raise unsupported(
+                f"compile_step: a loss has the factor {factors[k]:g} in backward(); it "
+                f"must be above 0{line_of(node)}"
+            )
     return sorted(factors.items())
 
 
 def _check_clipped(clip: Event, described: list[dict], parameters: dict[str, Parameter]) -> None:
     trained = {id(parameters[p["name"]].tensor) for p in described if p["trainable"]}
     if not trained <= set(clip.parameters):
-        raise unsupported("compile_step: clip_grad_norm_() is given some of the trained parameters "
-                          "only, which is not supported")
+        raise unsupported(
+            "compile_step: clip_grad_norm_() is given some of the trained parameters "
+            "only, which is not supported"
+        )
     others = [p for p in set(clip.parameters) - trained]
     frozen = {id(p.tensor) for p in parameters.values() if not p.tensor.requires_grad}
     known = {id(p.tensor) for p in parameters.values()}
     if any(p in known and p not in frozen for p in others):
-        raise unsupported("compile_step: clip_grad_norm_() is given parameters that need gradients "
-                          "but are not the optimizer's, which is not supported")
+        raise unsupported(
+            "compile_step: clip_grad_norm_() is given parameters that need gradients "
+            "but are not the optimizer's, which is not supported"
+        )
 
 
 # ---- parameters and optimizer ------------------------------------------------------------------
+
 
 def _precision(parameters) -> str:
     dtypes = {p.tensor.dtype for p in parameters}
@@ -170,8 +202,10 @@ def _precision(parameters) -> str:
         return "f32"
     if {p.tensor.dtype for p in parameters if p.tensor.dim() > 1} == {torch.bfloat16}:
         return "bf16"
-    raise unsupported("compile_step: parameters of "
-                      f"{', '.join(sorted(str(d) for d in dtypes))} together are not supported")
+    raise unsupported(
+        "compile_step: parameters of "
+        f"{', '.join(sorted(str(d) for d in dtypes))} together are not supported"
+    )
 
 
 def _remote(model) -> dict[int, dict[str, int]]:
@@ -186,16 +220,17 @@ def _remote(model) -> dict[int, dict[str, int]]:
 
 def _parameters(parameters: dict[str, Parameter], model, optimizer) -> list[dict[str, Any]]:
     remote = _remote(model)
-    group_of = {id(p): g for g, group in enumerate(optimizer.param_groups)
-                for p in group["params"]}
+    group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     described = []
     for p in parameters.values():
         group = group_of.get(id(p.tensor))
         trainable = group is not None and p.tensor.requires_grad
-        entry = {"name": p.name, "shape": list(p.tensor.shape) if p.tensor.dim() < 3
-                 else [p.rows, p.cols],
-                 "dtype": "f32" if p.tensor.dtype == torch.float32 else "bf16",
-                 "trainable": trainable}
+        entry = {
+            "name": p.name,
+            "shape": list(p.tensor.shape) if p.tensor.dim() < 3 else [p.rows, p.cols],
+            "dtype": "f32" if p.tensor.dtype == torch.float32 else "bf16",
+            "trainable": trainable,
+        }
         if trainable and group:
             entry["group"] = group
         if p.transposed:
@@ -214,8 +249,10 @@ def _optimizer(optimizer) -> dict[str, Any]:
     for g, group in enumerate(optimizer.param_groups):
         for flag in ("amsgrad", "maximize", "nesterov", "differentiable"):
             if group.get(flag):
-                raise unsupported(f"compile_step: {kind.__name__} with {flag}=True is not supported "
-                                  f"(parameter group {g})")
+                raise unsupported(
+                    f"compile_step: {kind.__name__} with {flag}=True is not supported "
+                    f"(parameter group {g})"
+                )
         groups.append(_group(kind, g, group))
     return {"kind": "sgd" if kind is torch.optim.SGD else "adamw", "groups": groups}
 
@@ -224,21 +261,32 @@ def _group(kind, g: int, group: dict) -> dict[str, float]:
     if kind in (torch.optim.AdamW, torch.optim.Adam):
         decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
         if group["weight_decay"] and not decoupled:
-            raise unsupported(f"compile_step: Adam with weight_decay={group['weight_decay']:g} adds it "
-                              f"to gradients, which is not supported (parameter group {g}); "
-                              "use AdamW")
+            raise unsupported(
+                f"compile_step: Adam with weight_decay={group['weight_decay']:g} adds it "
+                f"to gradients, which is not supported (parameter group {g}); "
+                "use AdamW"
+            )
         beta1, beta2 = (float(b) for b in group["betas"])
-        return {"beta1": beta1, "beta2": beta2, "eps": float(group["eps"]),
-                "weight_decay": float(group["weight_decay"])}
+        return {
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": float(group["eps"]),
+            "weight_decay": float(group["weight_decay"]),
+        }
     if kind is torch.optim.SGD:
         if group["dampening"]:
-            raise unsupported(f"compile_step: SGD with dampening is not supported (parameter group {g})")
+            raise unsupported(
+                f"compile_step: SGD with dampening is not supported (parameter group {g})"
+            )
         return {"momentum": float(group["momentum"]), "weight_decay": float(group["weight_decay"])}
-    raise unsupported(f"compile_step: optimizer {kind.__module__}.{kind.__name__} is not supported; "
-                      "supported are AdamW, Adam without weight decay and SGD of torch.optim")
+    raise unsupported(
+        f"compile_step: optimizer {kind.__module__}.{kind.__name__} is not supported; "
+        "supported are AdamW, Adam without weight decay and SGD of torch.optim"
+    )
 
 
 # ---- micro-batches -----------------------------------------------------------------------------
+
 
 def _repeated(micros: Sequence[MicroBatch]) -> list[dict[str, Any]]:
     if all(m.ops == micros[0].ops for m in micros):
@@ -257,26 +305,38 @@ def _before(raiser: Raiser, losses: Sequence[values.Loss], micros: Sequence[Micr
     inputs = []
     for loss, micro in zip(losses, micros):
         table = next((op["in"][0] for op in micro.ops if op["op"] == "hr.embed"), None)
-        inputs.append(MicroInputs(
-            tokens=None if micro.tokens is None else place(micro.tokens),
-            token_rows=micro.token_rows, sequence=micro.sequence,
-            vocabulary=0 if table is None else _rows_of(raiser, table),
-            padding=[p for p, _ in micro.padding], targets=place(loss.targets),
-            loss_rows=loss.x.rows, target_rows=loss.rows, ignored=loss.ignored,
-            classes=loss.weight.cols if loss.weight.transposed else loss.weight.rows,
-            floats={name: place(v.made.node) for name, v in micro.inputs.items()},
-            masks=[(place(m.node), m.causal, m.window) for m in micro.masks]))
+        inputs.append(
+            MicroInputs(
+                tokens=None if micro.tokens is None else place(micro.tokens),
+                token_rows=micro.token_rows,
+                sequence=micro.sequence,
+                vocabulary=0 if table is None else _rows_of(raiser, table),
+                padding=[p for p, _ in micro.padding],
+                targets=place(loss.targets),
+                loss_rows=loss.x.rows,
+                target_rows=loss.rows,
+                ignored=loss.ignored,
+                classes=loss.weight.cols if loss.weight.transposed else loss.weight.rows,
+                floats={name: place(v.made.node) for name, v in micro.inputs.items()},
+                masks=[(place(m.node), m.causal, m.window) for m in micro.masks],
+            )
+        )
     return raiser.parts.module(outputs), inputs
 
 
 def _inputs(micros: Sequence[MicroBatch]) -> list[dict[str, Any]]:
     first = micros[0]
-    if first.inputs and not all(m.ops == first.ops and m.inputs.keys() == first.inputs.keys()
-                                for m in micros):
-        raise unsupported("compile_step: micro-batches of images that are not computed in the same way "
-                          "are not supported")
-    return [{"name": name, "shape": [v.rows, v.cols], "dtype": "f32", "count": len(micros)}
-            for name, v in first.inputs.items()]
+    if first.inputs and not all(
+        m.ops == first.ops and m.inputs.keys() == first.inputs.keys() for m in micros
+    ):
+        raise unsupported(
+            "compile_step: micro-batches of images that are not computed in the same way "
+            "are not supported"
+        )
+    return [
+        {"name": name, "shape": [v.rows, v.cols], "dtype": "f32", "count": len(micros)}
+        for name, v in first.inputs.items()
+    ]
 
 
 def _rows_of(raiser: Raiser, name: str) -> int:
@@ -286,8 +346,11 @@ def _rows_of(raiser: Raiser, name: str) -> int:
 def _after(raiser: Raiser, losses: Sequence[torch.fx.Node]):
     """The module that makes the step's result, and how many norms it takes."""
     parts = raiser.parts
-    norms = [n for n in raiser.captured.nodes if isinstance(raiser.values.get(n), Partial)
-             and raiser.values[n].kind == "gradient_norm"]
+    norms = [
+        n
+        for n in raiser.captured.nodes
+        if isinstance(raiser.values.get(n), Partial) and raiser.values[n].kind == "gradient_norm"
+    ]
     given = [*losses, *norms]
     outputs = raiser.captured.outputs
     for output in outputs:
@@ -295,9 +358,11 @@ def _after(raiser: Raiser, losses: Sequence[torch.fx.Node]):
             continue
         for node in parts.needed([output], given):
             if parts.is_parameter(node):
-                raise unsupported("compile_step: train_step returns a tensor of shape "
-                                  f"{tuple(output.meta['val'].shape)} that is not made of its losses "
-                                  f"alone{line_of(output)}; return the loss")
+                raise unsupported(
+                    "compile_step: train_step returns a tensor of shape "
+                    f"{tuple(output.meta['val'].shape)} that is not made of its losses "
+                    f"alone{line_of(output)}; return the loss"
+                )
     return _without_marks(parts.module(outputs, given)), len(norms)
 
 

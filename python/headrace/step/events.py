@@ -4,6 +4,7 @@ While recording() is entered, loss.backward(), optimizer.step(), zero_grad(), cl
 scheduler.step() do nothing but add an Event. Whatever else would change gradients or parameters,
 or give gradients of its own, is refused by name: a step that is captured is captured whole.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -26,9 +27,9 @@ _LIBRARY.impl("gradient_norm", lambda loss: loss.new_empty(()), "CompositeExplic
 
 @dataclasses.dataclass
 class Event:
-    kind: str                        # "zero_grad", "backward", "clip", "step" or "schedule"
-    max_norm: float = 0.0            # of clip
-    parameters: tuple = ()           # of clip: ids
+    kind: str  # "zero_grad", "backward", "clip", "step" or "schedule"
+    max_norm: float = 0.0  # of clip
+    parameters: tuple = ()  # of clip: ids
     replay: Optional[Callable[[], Any]] = None  # of schedule
 
 
@@ -39,6 +40,7 @@ def unsupported(message: str) -> _errors.HeadraceError:
 def _refuse(what: str, advice: str = "") -> Callable:
     def refuse(*_args, **_kwargs):
         raise unsupported(f"compile_step: {what} inside train_step is not supported{advice}")
+
     return refuse
 
 
@@ -49,13 +51,17 @@ class _Recorder:
         self.events: list[Event] = []
         self.loss = None
         # An element seen as a whole gradient: what touches .grad is found in the traced graph.
-        self.gradients = {id(p): torch.zeros((), dtype=p.dtype).expand(p.shape)
-                          for p in parameters if p.requires_grad}
+        self.gradients = {
+            id(p): torch.zeros((), dtype=p.dtype).expand(p.shape)
+            for p in parameters
+            if p.requires_grad
+        }
 
     def backward(self, loss, gradient=None, retain_graph=None, create_graph=False, inputs=None):
         if gradient is not None or create_graph or inputs is not None:
-            raise unsupported("compile_step: backward() with gradient=, create_graph= or inputs= "
-                              "is not supported")
+            raise unsupported(
+                "compile_step: backward() with gradient=, create_graph= or inputs= is not supported"
+            )
         self.loss = loss
         torch.ops.headrace_step.backward(loss)
         self.events.append(Event("backward"))
@@ -66,8 +72,10 @@ class _Recorder:
     def backward_of(self, tensors, grad_tensors=None, *args, **kwargs):
         if not isinstance(tensors, torch.Tensor):
             if len(tensors) != 1:
-                raise unsupported("compile_step: torch.autograd.backward() of several tensors is "
-                                  "not supported: add the losses")
+                raise unsupported(
+                    "compile_step: torch.autograd.backward() of several tensors is "
+                    "not supported: add the losses"
+                )
             tensors = tensors[0]
         return self.backward(tensors, grad_tensors, *args, **kwargs)
 
@@ -86,8 +94,10 @@ class _Recorder:
 
     def clip(self, parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
         if float(norm_type) != 2.0 or error_if_nonfinite:
-            raise unsupported("compile_step: clip_grad_norm_() is supported for the 2-norm without "
-                              "error_if_nonfinite")
+            raise unsupported(
+                "compile_step: clip_grad_norm_() is supported for the 2-norm without "
+                "error_if_nonfinite"
+            )
         if self.loss is None:
             raise unsupported("compile_step: clip_grad_norm_() before backward() is not supported")
         some = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -121,7 +131,8 @@ def recording(model, optimizer, parameters) -> Iterator[_Recorder]:
 
     def schedule(scheduler, *args, **kwargs):
         recorder.events.append(
-            Event("schedule", replay=lambda: step_of_schedulers(scheduler, *args, **kwargs)))
+            Event("schedule", replay=lambda: step_of_schedulers(scheduler, *args, **kwargs))
+        )
 
     schedulers = torch.optim.lr_scheduler.LRScheduler
     step_of_schedulers = schedulers.step
@@ -138,8 +149,9 @@ def recording(model, optimizer, parameters) -> Iterator[_Recorder]:
         replace(model, "zero_grad", recorder.zero_grad)
         replace(schedulers, "step", schedule)
         for function, instead in (
-                (torch.nn.utils.clip_grad_norm_, recorder.clip),
-                (torch.nn.utils.clip_grad_value_, _refuse("clip_grad_value_()"))):
+            (torch.nn.utils.clip_grad_norm_, recorder.clip),
+            (torch.nn.utils.clip_grad_value_, _refuse("clip_grad_value_()")),
+        ):
             for module, name in _names_of(function):
                 replace(module, name, instead)
         yield recorder
@@ -153,17 +165,23 @@ def recording(model, optimizer, parameters) -> Iterator[_Recorder]:
 def _custom_function(cls, *args, **kwargs):
     if cls.__name__ == "CheckpointFunction":  # reentrant checkpoint: what it wraps is traced
         return args[0](*args[2:])
-    raise unsupported(f"compile_step: torch.autograd.Function {cls.__module__}.{cls.__qualname__} "
-                      "has a gradient of its own, which is not supported")
+    raise unsupported(
+        f"compile_step: torch.autograd.Function {cls.__module__}.{cls.__qualname__} "
+        "has a gradient of its own, which is not supported"
+    )
 
 
 def _host_value(name: str, original: Callable) -> Callable:
     def value(tensor, *args, **kwargs):
-        if (not isinstance(tensor, torch._subclasses.FakeTensor)
-                or getattr(tensor, "constant", None) is not None):  # torch.tensor(3): known
+        if (
+            not isinstance(tensor, torch._subclasses.FakeTensor)
+            or getattr(tensor, "constant", None) is not None
+        ):  # torch.tensor(3): known
             return original(tensor, *args, **kwargs)
         raise unsupported(
             f"compile_step: train_step wants the value of a tensor while it is captured "
-            f"(Tensor.{name}, of shape {tuple(tensor.shape)}). Return the loss as a tensor and take "
-            "its value outside; steps that depend on values are not supported")
+            f"(Tensor.{name}, of shape {tuple(tensor.shape)}). Return the loss as a tensor, take "
+            "its value outside; steps that depend on values are not supported"
+        )
+
     return value

@@ -3,6 +3,7 @@
 What depends on no parameter is never raised: constants are evaluated here, the rest (shifts of
 labels, positions, padding) is a graph that is run on the real inputs of every step.
 """
+
 from __future__ import annotations
 
 from typing import Any, Iterable, Optional, Sequence
@@ -24,7 +25,7 @@ class Parts:
         self.captured = captured
         self.kind: dict[torch.fx.Node, str] = {}
         self.root: dict[torch.fx.Node, torch.fx.Node] = {}
-        self.aliases: dict[torch.fx.Node, list[torch.fx.Node]] = {}   # by root
+        self.aliases: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # by root
         self.mutators: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # by root
         self.place = {node: i for i, node in enumerate(captured.nodes)}
         self._known: dict[torch.fx.Node, Any] = {}
@@ -38,8 +39,10 @@ class Parts:
             self._note_aliases(node)
             self.aliases.setdefault(self.root[node], []).append(node)
             if self.kind[node] == FLOAT and node.op == "call_function" and not gradient:
-                raise unsupported(f"compile_step: {node.target} under no_grad, of what depends on "
-                                  f"parameters, is not supported{line_of(node)}")
+                raise unsupported(
+                    f"compile_step: {node.target} under no_grad, of what depends on "
+                    f"parameters, is not supported{line_of(node)}"
+                )
 
     def is_parameter(self, node: torch.fx.Node) -> bool:
         if node.op != "get_attr":
@@ -64,8 +67,10 @@ class Parts:
         if _mode(node) == "_set_grad_enabled":
             return bool(node.args[0])
         if _mode(node) == "_enter_autocast" and node.args[2]:
-            raise unsupported("compile_step: autocast is not supported; convert the model to "
-                              f"bfloat16{line_of(node)}")
+            raise unsupported(
+                "compile_step: autocast is not supported; convert the model to "
+                f"bfloat16{line_of(node)}"
+            )
         return gradient
 
     def _note_aliases(self, node: torch.fx.Node) -> None:
@@ -84,17 +89,18 @@ class Parts:
                 if root.op != "call_function":
                     raise unsupported(
                         f"compile_step: {node.target} changes an argument of train_step or a "
-                        f"buffer of the model, which is not supported{line_of(node)}")
+                        f"buffer of the model, which is not supported{line_of(node)}"
+                    )
 
     def changed_after(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether something writes into the storage of ``node`` after ``user`` has read it."""
-        return any(self.place[m] > self.place[user]
-                   for m in self.mutators.get(self.root[node], ()))
+        return any(self.place[m] > self.place[user] for m in self.mutators.get(self.root[node], ()))
 
     # ---- evaluation
 
-    def needed(self, wanted: Iterable[torch.fx.Node],
-               given: Sequence[torch.fx.Node] = ()) -> list[torch.fx.Node]:
+    def needed(
+        self, wanted: Iterable[torch.fx.Node], given: Sequence[torch.fx.Node] = ()
+    ) -> list[torch.fx.Node]:
         """What has to be computed for ``wanted`` when ``given`` is there, in the graph's order."""
         found, todo = set(), list(wanted)
         while todo:
@@ -122,14 +128,20 @@ class Parts:
         args = torch.fx.node.map_arg(node.args, values.__getitem__)
         kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
         result = node.target(*args, **kwargs)
-        if (exact and isinstance(result, torch.Tensor) and args
-                and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float32
-                and result.dtype in (torch.bfloat16, torch.float16)):
+        if (
+            exact
+            and isinstance(result, torch.Tensor)
+            and args
+            and isinstance(args[0], torch.Tensor)
+            and args[0].dtype == torch.float32
+            and result.dtype in (torch.bfloat16, torch.float16)
+        ):
             return args[0].reshape(result.shape) if args[0].numel() == result.numel() else result
         return result
 
-    def module(self, outputs: Sequence[Any],
-               given: Sequence[torch.fx.Node] = ()) -> torch.fx.GraphModule:
+    def module(
+        self, outputs: Sequence[Any], given: Sequence[torch.fx.Node] = ()
+    ) -> torch.fx.GraphModule:
         """A module of the placeholders of the graph, then ``given``, that computes ``outputs``
         (nodes; everything else is returned as it is)."""
         graph = torch.fx.Graph()

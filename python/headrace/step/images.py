@@ -1,9 +1,9 @@
 """Images: squares of them as rows, class tokens before them, losses on one row or on the mean."""
+
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Optional
 
 import numpy as np
 import torch
@@ -36,22 +36,30 @@ def matrix_of(raiser, node: torch.fx.Node) -> Ref:
 
 
 @handles("conv2d")
-def conv2d(raiser, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1),
-           groups=1):
+def conv2d(
+    raiser, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1
+):
     """A convolution of squares side by side: a product over them."""
     if not isinstance(x, torch.fx.Node) or not is_parameter(weight):
         raise NotRaised("only a convolution of input images is known (patch embedding)")
     count, channels, height, width = x.meta["val"].shape
     outputs, _, patch, patch_width = weight.shape
-    plain = (padding in ([0, 0], (0, 0), "valid") and tuple(dilation) == (1, 1) and groups == 1
-             and patch == patch_width and tuple(stride) == (patch, patch)
-             and height % patch == 0 and width % patch == 0)
+    plain = (
+        padding in ([0, 0], (0, 0), "valid")
+        and tuple(dilation) == (1, 1)
+        and groups == 1
+        and patch == patch_width
+        and tuple(stride) == (patch, patch)
+        and height % patch == 0
+        and width % patch == 0
+    )
     if not plain:
         raise NotRaised("only a convolution of squares side by side is known (patch embedding)")
     squares = (height // patch) * (width // patch)
     image = _input(raiser, x, count, channels * height * width, 1)
-    patches = Value(Patches(image, channels, height, patch), count * squares,
-                    channels * patch * patch, squares)
+    patches = Value(
+        Patches(image, channels, height, patch), count * squares, channels * patch * patch, squares
+    )
     p = weight.base
     if not layout.contiguous(p, p.tensor.shape).same_as(weight):
         raise NotRaised("a patch embedding's weight is not a whole parameter")
@@ -64,13 +72,17 @@ def conv2d(raiser, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), di
 
 # ---- rows before others ------------------------------------------------------------------------
 
+
 def prefixed(raiser, node, parts, dim: int) -> Ref:
     """[B, k, n] parameters for every sequence, then values [B, p, n]."""
     *before, last = parts
     ref, rows = rows_of(last)
     x = ref.base
     sequences = x.rows // x.sequence
-    whole = np.array_equal(rows.index, np.arange(x.rows)) and ref.shape[:2] == (sequences, x.sequence)
+    whole = np.array_equal(rows.index, np.arange(x.rows)) and ref.shape[:2] == (
+        sequences,
+        x.sequence,
+    )
     if dim != 1 or len(ref.shape) != 3 or not whole:
         raise NotRaised("rows are joined that are not [B, k, n] of parameters and all of a value")
     weights = tuple(_rows_for_all(part, sequences, x.cols) for part in before)
@@ -83,15 +95,19 @@ def _rows_for_all(part, sequences: int, cols: int) -> Parameter:
     """The parameter [k, n] that is seen as [B, k, n]."""
     if is_parameter(part) and len(part.axes) == 3 and part.offset == 0:
         rows, p = part.shape[1], part.base
-        if (part.shape == (sequences, rows, cols) and p.tensor.numel() == rows * cols
-                and not part.axes[0].any()
-                and np.array_equal(part.axes[1], np.arange(rows) * cols)
-                and np.array_equal(part.axes[2], np.arange(cols))):
+        if (
+            part.shape == (sequences, rows, cols)
+            and p.tensor.numel() == rows * cols
+            and not part.axes[0].any()
+            and np.array_equal(part.axes[1], np.arange(rows) * cols)
+            and np.array_equal(part.axes[2], np.arange(cols))
+        ):
             return p
     raise NotRaised("rows before others are not a whole parameter, the same for all sequences")
 
 
 # ---- rows that a loss is on --------------------------------------------------------------------
+
 
 def selected(x: Value, rows: np.ndarray) -> tuple[Value, np.ndarray]:
     """The same rows of a smaller value, where they are the same ones of every sequence and few."""
@@ -108,7 +124,9 @@ def _only(x: Value, first: int, count: int) -> Value:
     """Rows first .. first + count of each sequence; what works on rows is done to them alone."""
     rows = x.rows // x.sequence * count
     made = Select(x, first)
-    if isinstance(x.made, (Norm, Linear)) or (isinstance(x.made, Act) and x.made.count == x.made.x.cols):
+    if isinstance(x.made, (Norm, Linear)) or (
+        isinstance(x.made, Act) and x.made.count == x.made.x.cols
+    ):
         made = dataclasses.replace(x.made, x=_only(x.made.x, first, count))
     return Value(made, rows, x.cols, count)
 
@@ -122,10 +140,12 @@ def mean_rows(raiser, x: Ref, dim, keepdim: bool) -> Ref:
     if len(ref.shape) != 3 or [layout.wrap(d, 3) for d in dims] != [1] or ref.shape[0] != sequences:
         raise NotRaised("only the mean over the rows of each sequence is known")
     first = value.sequence - ref.shape[1]
-    wanted = (np.arange(sequences)[:, None] * value.sequence
-              + np.arange(first, value.sequence)[None, :]).reshape(-1)
+    wanted = (
+        np.arange(sequences)[:, None] * value.sequence + np.arange(first, value.sequence)[None, :]
+    ).reshape(-1)
     if not np.array_equal(rows.index, wanted):
         raise NotRaised("the mean of rows is not of the last rows of every sequence")
-    result = layout.contiguous(Value(MeanRows(value, first), sequences, value.cols, 1),
-                               [sequences, value.cols])
+    result = layout.contiguous(
+        Value(MeanRows(value, first), sequences, value.cols, 1), [sequences, value.cols]
+    )
     return layout.unsqueeze(result, 1) if keepdim else result

@@ -6,6 +6,7 @@ which elements: element (i, j, ...) of the torch tensor is element
 ``offset + axes[0][i] + axes[1][j] + ...`` of the matrix, counted row by row. That form is closed
 under all view operations but reshapes that interleave, which are refused (None).
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -29,9 +30,12 @@ class Ref:
 
     def same_as(self, other: "Ref") -> bool:
         """Whether both are the same elements in the same shape."""
-        return (self.base is other.base and self.offset == other.offset
-                and self.shape == other.shape
-                and all(np.array_equal(a, b) for a, b in zip(self.axes, other.axes)))
+        return (
+            self.base is other.base
+            and self.offset == other.offset
+            and self.shape == other.shape
+            and all(np.array_equal(a, b) for a, b in zip(self.axes, other.axes))
+        )
 
 
 def contiguous(base: Any, shape: Sequence[int]) -> Ref:

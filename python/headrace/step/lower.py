@@ -3,10 +3,11 @@
 What the engine wants side by side is made by one product here: q | k | v, gate | up. Residuals are
 added by the product before them where there is one. Only what the loss needs is written.
 """
+
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 import torch
@@ -24,8 +25,8 @@ class MicroBatch:
     ops: list[dict[str, Any]]
     tokens: Optional[torch.fx.Node]
     token_rows: int
-    sequence: int                         # of the tokens
-    inputs: dict[str, values.Value]       # of floats, by name
+    sequence: int  # of the tokens
+    inputs: dict[str, values.Value]  # of floats, by name
     padding: list[tuple[int, torch.fx.Node]]  # rows of tables that torch gives no gradient
     masks: list[values.Mask]
 
@@ -40,8 +41,15 @@ class Lowering:
     def run(self, loss: Loss, scale: float, own_mean: bool) -> MicroBatch:
         micro = _MicroLowering(self)
         micro.loss(loss, scale, own_mean)
-        return MicroBatch(micro.ops, micro.tokens, micro.token_rows, micro.sequence, micro.inputs,
-                          micro.padding, list(micro.masks.values()))
+        return MicroBatch(
+            micro.ops,
+            micro.tokens,
+            micro.token_rows,
+            micro.sequence,
+            micro.inputs,
+            micro.padding,
+            list(micro.masks.values()),
+        )
 
 
 class _MicroLowering:
@@ -53,22 +61,32 @@ class _MicroLowering:
         self.inputs: dict[str, Value] = {}
         self.padding: list[tuple[int, torch.fx.Node]] = []
         self.masks: dict[torch.fx.Node, values.Mask] = {}
-        self.names: dict[Any, str] = {}      # of values (and of joined ones, by their parts)
-        self.kept: list[Any] = []            # so that ids in keys of names stay theirs
+        self.names: dict[Any, str] = {}  # of values (and of joined ones, by their parts)
+        self.kept: list[Any] = []  # so that ids in keys of names stay theirs
         self.used: set[str] = {"loss", "clip"}  # names of the engine's own
         self.users: dict[int, int] = {}
         self.streams = 0
-        self.at = ""                         # module that names of ops begin with
+        self.at = ""  # module that names of ops begin with
 
     # ---- writing
 
-    def emit(self, kernel: str, name: str, inputs: Sequence[str], rows: int, cols: int,
-             attrs: dict[str, float], more: Sequence[dict] = ()) -> str:
+    def emit(
+        self,
+        kernel: str,
+        name: str,
+        inputs: Sequence[str],
+        rows: int,
+        cols: int,
+        attrs: dict[str, float],
+        more: Sequence[dict] = (),
+    ) -> str:
         name = self.fresh(name)
         out = [{"name": name, "shape": [rows, cols]}, *more]
         for extra in out[1:]:
             extra["name"] = name + extra["name"]
-        self.ops.append({"op": kernel, "name": name, "in": list(inputs), "out": out, "attrs": attrs})
+        self.ops.append(
+            {"op": kernel, "name": name, "in": list(inputs), "out": out, "attrs": attrs}
+        )
         return name
 
     def fresh(self, name: str) -> str:
@@ -150,8 +168,10 @@ class _MicroLowering:
 
     def _embed(self, v: Value, made: values.Embed) -> str:
         if self.tokens not in (None, made.tokens):
-            raise unsupported("compile_step: two tensors of tokens are embedded for one loss, which "
-                              "is not supported")
+            raise unsupported(
+                "compile_step: two tensors of tokens are embedded for one loss, which "
+                "is not supported"
+            )
         self.tokens, self.token_rows, self.sequence = made.tokens, v.rows, v.sequence
         if made.padding >= 0:
             self.padding.append((made.padding, made.tokens))
@@ -187,7 +207,9 @@ class _MicroLowering:
 
     def _meanrows(self, v: Value, made: values.MeanRows) -> str:
         attrs = {"sequence": made.x.sequence, "first": made.first}
-        return self.emit("hr.mean_rows", self.here("mean"), [self.of(made.x)], v.rows, v.cols, attrs)
+        return self.emit(
+            "hr.mean_rows", self.here("mean"), [self.of(made.x)], v.rows, v.cols, attrs
+        )
 
     def _linear(self, v: Value, made: Linear) -> str:
         return self.products([v], None)
@@ -204,9 +226,13 @@ class _MicroLowering:
         attrs = {"weights": len(made), "scale": first.scale}
         if biases:
             attrs["bias"] = 1
-        name = "+".join([self.module(made[0].weight)]
-                        + [m.weight.name.removesuffix(".weight").rsplit(".", 1)[-1] for m in made[1:]])
-        return self.emit("hr.linear", name, inputs, parts[0].rows, sum(p.cols for p in parts), attrs)
+        name = "+".join(
+            [self.module(made[0].weight)]
+            + [m.weight.name.removesuffix(".weight").rsplit(".", 1)[-1] for m in made[1:]]
+        )
+        return self.emit(
+            "hr.linear", name, inputs, parts[0].rows, sum(p.cols for p in parts), attrs
+        )
 
     def _add(self, v: Value, made: Add) -> str:
         for x, residual in ((made.b, made.a), (made.a, made.b)):
@@ -228,11 +254,17 @@ class _MicroLowering:
             return self.products([v], residual)
         a, b = v.made.a, v.made.b
         if self.fuses(b):
-            inner = self.plus(a, residual) if self.fuses(a) else self.emit(
-                "hr.add", self.here("add"), [self.of(a), residual], v.rows, v.cols, {})
+            inner = (
+                self.plus(a, residual)
+                if self.fuses(a)
+                else self.emit(
+                    "hr.add", self.here("add"), [self.of(a), residual], v.rows, v.cols, {}
+                )
+            )
             return self.plus(b, inner)
-        return self.plus(a, self.emit("hr.add", self.here("add"), [self.of(b), residual], v.rows,
-                                      v.cols, {}))
+        return self.plus(
+            a, self.emit("hr.add", self.here("add"), [self.of(b), residual], v.rows, v.cols, {})
+        )
 
     def _norm(self, v: Value, made: values.Norm) -> str:
         x = self.of(made.x)
@@ -250,40 +282,59 @@ class _MicroLowering:
         inputs = [self.of(made.x)]
         if made.weight is not None:
             inputs.append(self.parameter(made.weight))
-        return self.emit("hr.scale", self.here("scale"), inputs, v.rows, v.cols,
-                         {"scale": made.factor})
+        return self.emit(
+            "hr.scale", self.here("scale"), inputs, v.rows, v.cols, {"scale": made.factor}
+        )
 
     def _dropout(self, v: Value, made: values.Dropout) -> str:
         x = self.of(made.x)
         self.streams += 1
-        return self.emit("hr.dropout", self.here("dropout"), [x], v.rows, v.cols,
-                         {"probability": made.probability, "stream": self.streams})
+        return self.emit(
+            "hr.dropout",
+            self.here("dropout"),
+            [x],
+            v.rows,
+            v.cols,
+            {"probability": made.probability, "stream": self.streams},
+        )
 
     def _act(self, v: Value, made: Act) -> str:
         if made.begin != 0 or made.count != made.x.cols:
-            raise unsupported(f"compile_step: {made.kind} of some of the columns of a product is "
-                              "supported as a gate only")
+            raise unsupported(
+                f"compile_step: {made.kind} of some of the columns of a product is "
+                "supported as a gate only"
+            )
         x = self.of(made.x)
-        return self.emit("hr.act", self.here(made.kind), [x], v.rows, v.cols,
-                         {"act": _ACT_ALONE[made.kind]})
+        return self.emit(
+            "hr.act", self.here(made.kind), [x], v.rows, v.cols, {"act": _ACT_ALONE[made.kind]}
+        )
 
     def _gated(self, v: Value, made: values.Gated) -> str:
         act = made.act
         if act.kind not in _ACT_GATED:
             raise unsupported(f"compile_step: {act.kind} as a gate is not supported")
-        x = self.side_by_side([(act.x, np.arange(act.begin, act.begin + act.count)),
-                               (made.up, np.arange(made.begin, made.begin + made.count))],
-                              "a gate and what it gates")
-        return self.emit("hr.act", self.here(act.kind), [x], v.rows, v.cols,
-                         {"act": _ACT_GATED[act.kind]})
+        x = self.side_by_side(
+            [
+                (act.x, np.arange(act.begin, act.begin + act.count)),
+                (made.up, np.arange(made.begin, made.begin + made.count)),
+            ],
+            "a gate and what it gates",
+        )
+        return self.emit(
+            "hr.act", self.here(act.kind), [x], v.rows, v.cols, {"act": _ACT_GATED[act.kind]}
+        )
 
     def _rope(self, v: Value, made: values.Rope) -> str:
-        raise unsupported("compile_step: a rotary embedding of something else than queries and keys "
-                          "of attention is not supported")
+        raise unsupported(
+            "compile_step: a rotary embedding of something else than queries and keys "
+            "of attention is not supported"
+        )
 
     def _headnorm(self, v: Value, made: values.HeadNorm) -> str:
-        raise unsupported("compile_step: a norm of heads of something else than queries and keys of "
-                          "attention is not supported")
+        raise unsupported(
+            "compile_step: a norm of heads of something else than queries and keys of "
+            "attention is not supported"
+        )
 
     def _attention(self, v: Value, made: values.Attention) -> str:
         q, k = made.q, made.k
@@ -315,18 +366,23 @@ class _MicroLowering:
         attrs = heads | {"sequence": v.sequence, "rope_half_split": int(a.half)}
         return self.emit("hr.rope", self.here("rope"), [x, frequencies], v.rows, cols, attrs)
 
-    def head_norms(self, norms: Sequence[values.HeadNorm], x: str, rows: int, cols: int,
-                   heads: dict) -> str:
+    def head_norms(
+        self, norms: Sequence[values.HeadNorm], x: str, rows: int, cols: int, heads: dict
+    ) -> str:
         a, b = norms
         if a.layer != b.layer or a.eps != b.eps or a.add_one != b.add_one:
             raise unsupported("compile_step: queries and keys are normalised in different ways")
         runs = (heads["heads"] + heads["kv_heads"]) * (2 if a.layer else 1)
         stat = {"name": ".stat", "shape": [rows, runs], "dtype": "f32"}
-        return self.emit("hr.qk_norm", self.here("qk_norm"),
-                         [x, self.weight(a.weight, heads["head_dim"]),
-                          self.weight(b.weight, heads["head_dim"])], rows, cols,
-                         heads | {"act": int(a.layer), "eps": a.eps}
-                         | ({"add_one": 1} if a.add_one else {}), [stat])
+        return self.emit(
+            "hr.qk_norm",
+            self.here("qk_norm"),
+            [x, self.weight(a.weight, heads["head_dim"]), self.weight(b.weight, heads["head_dim"])],
+            rows,
+            cols,
+            heads | {"act": int(a.layer), "eps": a.eps} | ({"add_one": 1} if a.add_one else {}),
+            [stat],
+        )
 
     # ---- columns next to one another
 
@@ -339,8 +395,9 @@ class _MicroLowering:
         begins = dict(zip(map(id, whole), np.cumsum([0] + [v.cols for v in whole])))
         columns = np.concatenate([begins[id(value)] + chosen for value, chosen in parts])
         if len(np.unique(columns)) != len(columns):
-            raise unsupported(f"compile_step: {what} are the same columns of a product, which is not "
-                              "supported")
+            raise unsupported(
+                f"compile_step: {what} are the same columns of a product, which is not supported"
+            )
         key = tuple(id(v) for v in whole)
         if len(whole) > 1 and key not in self.names:
             self.kept.append(whole)
@@ -349,24 +406,30 @@ class _MicroLowering:
         if np.array_equal(columns, np.arange(sum(v.cols for v in whole))):
             return name
         index = self.constant(tuple(float(c) for c in columns))
-        return self.emit("hr.columns", self.here("columns"), [name, index], whole[0].rows,
-                         len(columns), {})
+        return self.emit(
+            "hr.columns", self.here("columns"), [name, index], whole[0].rows, len(columns), {}
+        )
 
     def joined(self, whole: Sequence[Value], what: str) -> str:
         """One product for all, then what is added to each (LoRA) at its columns."""
         chains = [_chain(v) for v in whole]
         if any(c is None for c in chains):
-            raise unsupported(f"compile_step: {what} are not made by products of the same rows, which "
-                              "is not supported")
+            raise unsupported(
+                f"compile_step: {what} are not made by products of the same rows, which "
+                "is not supported"
+            )
         bases = [c[0] for c in chains]
         first = bases[0].made
         for base in bases:
             if base.made.x is not first.x or base.made.scale != first.scale:
-                raise unsupported(f"compile_step: {what} are products of different values, which is "
-                                  "not supported")
+                raise unsupported(
+                    f"compile_step: {what} are products of different values, which is not supported"
+                )
             if (base.made.bias is None) != (first.bias is None):
-                raise unsupported(f"compile_step: {what} are products of which some have biases and "
-                                  "some have none, which is not supported")
+                raise unsupported(
+                    f"compile_step: {what} are products of which some have biases and "
+                    "some have none, which is not supported"
+                )
         name = self.products(bases, None)
         rows, cols = whole[0].rows, sum(v.cols for v in whole)
         begin = 0
@@ -374,8 +437,14 @@ class _MicroLowering:
             for extra in added:
                 made = extra.made
                 inputs = [self.of(made.x), self.parameter(made.weight), name]
-                name = self.emit("hr.linear", self.module(made.weight), inputs, rows, cols,
-                                 {"weights": 1, "scale": made.scale, "col_begin": begin})
+                name = self.emit(
+                    "hr.linear",
+                    self.module(made.weight),
+                    inputs,
+                    rows,
+                    cols,
+                    {"weights": 1, "scale": made.scale, "col_begin": begin},
+                )
             begin += value.cols
         return name
 
@@ -393,7 +462,7 @@ def _chain(v: Value) -> Optional[tuple[Value, list[Value]]]:
 
 
 def _taken_off(q: Heads, k: Heads, kind: type, what: str):
-    """(ops of q and k, what they were done to), where both have one; (None, q, k) where none has."""
+    """(ops of q and k, what they were done to) where both have one, (None, q, k) where none has."""
     has = [isinstance(h.value.made, kind) for h in (q, k)]
     if not any(has):
         return None, q, k

@@ -1,4 +1,5 @@
 """Products with weights, embeddings, norms, the loss."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -10,13 +11,37 @@ import torch
 
 from . import attention, images, layout, rotary
 from .layout import Ref
-from .raising import (NotRaised, by_rows, columns_of, complete, describe, handles, is_parameter,
-                      is_partial, is_value, rows_of)
-from .values import (Embed, HeadNorm, Linear, Loss, Losses, Mix, Norm, Parameter, Partial, Patches,
-                     Prefix, Scale, Value)
+from .raising import (
+    NotRaised,
+    by_rows,
+    columns_of,
+    complete,
+    describe,
+    handles,
+    is_parameter,
+    is_partial,
+    is_value,
+    rows_of,
+)
+from .values import (
+    Embed,
+    HeadNorm,
+    Linear,
+    Loss,
+    Losses,
+    Mix,
+    Norm,
+    Parameter,
+    Partial,
+    Patches,
+    Prefix,
+    Scale,
+    Value,
+)
 
 
 # ---- parameters as operands --------------------------------------------------------------------
+
 
 def _whole_vector(x, size: int, what: str) -> Parameter:
     """A parameter of ``size`` elements in their order, whatever its shape."""
@@ -35,8 +60,12 @@ def _weight(x) -> tuple[Parameter, bool]:
     p = x.base
     for transposed, (rows, cols) in ((False, (outputs, inputs)), (True, (inputs, outputs))):
         axes = x.axes if not transposed else tuple(reversed(x.axes))
-        if (p.rows == rows and p.cols == cols and np.array_equal(axes[0], np.arange(rows) * cols)
-                and np.array_equal(axes[1], np.arange(cols))):
+        if (
+            p.rows == rows
+            and p.cols == cols
+            and np.array_equal(axes[0], np.arange(rows) * cols)
+            and np.array_equal(axes[1], np.arange(cols))
+        ):
             return p, transposed
     raise NotRaised(f"a product's weight is a part of parameter '{p.name}', not all of it")
 
@@ -72,8 +101,9 @@ def addmm(raiser, node, bias, x, weight, beta=1, alpha=1):
         raise NotRaised("beta and alpha must be 1")
     if is_value(bias):
         raise NotRaised("what is added must be a bias")
-    return linear_of(raiser, x, layout.transpose(weight, 0, 1) if is_parameter(weight) else weight,
-                     bias)
+    return linear_of(
+        raiser, x, layout.transpose(weight, 0, 1) if is_parameter(weight) else weight, bias
+    )
 
 
 @handles("matmul", "mm", "bmm", "__matmul__")
@@ -91,14 +121,19 @@ def plus_parameter(raiser, x: Ref, p: Ref):
     """A bias of a product that has none yet, or learned positions of an embedding."""
     made = x.base.made
     if p.base.tensor.dim() == 1 and isinstance(made, Linear) and made.bias is None:
-        return by_rows(dataclasses.replace(made, bias=_whole_vector(p, x.base.cols, "bias")),
-                              rows_of(x)[0], x.base.cols)
+        return by_rows(
+            dataclasses.replace(made, bias=_whole_vector(p, x.base.cols, "bias")),
+            rows_of(x)[0],
+            x.base.cols,
+        )
     if isinstance(made, (Embed, Prefix)) and made.positions is None:
         return _with_positions(raiser, x, p, made)
     if p.base.tensor.dim() > 1 and isinstance(made, Linear) and isinstance(made.x.made, Patches):
         return _with_positions(raiser, x, p, Prefix(x.base, ()))
-    raise NotRaised(f"parameter '{p.base.name}' is added, and not as the bias of a product nor as "
-                    "positions of an embedding")
+    raise NotRaised(
+        f"parameter '{p.base.name}' is added, and not as the bias of a product nor as "
+        "positions of an embedding"
+    )
 
 
 def _with_positions(raiser, x: Ref, p: Ref, made) -> Ref:
@@ -112,12 +147,20 @@ def _with_positions(raiser, x: Ref, p: Ref, made) -> Ref:
         del axes[0]
     rows = [np.arange(sequence) * cols] if sequence > 1 else []
     begin = p.offset + (int(axes[0][0]) if len(axes) > 1 else 0)
-    fits = (begin % cols == 0 and p.base.cols == cols and len(axes) == len(rows) + 1
-            and all(np.array_equal(a - a[0], w) for a, w in zip(axes, rows + [np.arange(cols)]))
-            and axes[-1][0] == 0 and len(x.axes) == 3 and x.shape[1] == sequence)
+    fits = (
+        begin % cols == 0
+        and p.base.cols == cols
+        and len(axes) == len(rows) + 1
+        and all(np.array_equal(a - a[0], w) for a, w in zip(axes, rows + [np.arange(cols)]))
+        and axes[-1][0] == 0
+        and len(x.axes) == 3
+        and x.shape[1] == sequence
+    )
     if not fits or (begin and not isinstance(made, Embed)):
-        raise NotRaised(f"'{p.base.name}' is added to an embedding, but not as rows that follow one "
-                        "another by position")
+        raise NotRaised(
+            f"'{p.base.name}' is added to an embedding, but not as rows that follow one "
+            "another by position"
+        )
     changed = {"first": begin // cols} if begin else {}
     return by_rows(dataclasses.replace(made, positions=p.base, **changed), x, cols)
 
@@ -135,11 +178,15 @@ def scaled_product(x: Partial) -> Ref:
 
 # ---- embeddings --------------------------------------------------------------------------------
 
+
 @handles("embedding")
-def embedding(raiser, node, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+def embedding(
+    raiser, node, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False
+):
     if scale_grad_by_freq or sparse or not is_parameter(weight) or len(weight.axes) != 2:
-        raise NotRaised("scale_grad_by_freq, sparse gradients and tables that are no parameters are "
-                        "not known")
+        raise NotRaised(
+            "scale_grad_by_freq, sparse gradients and tables that are no parameters are not known"
+        )
     if not isinstance(indices, torch.fx.Node):
         raise NotRaised("indices depend on parameters")
     p = weight.base
@@ -166,14 +213,16 @@ def _constant_rows(p: Parameter, indices: torch.Tensor) -> Ref:
 
 # ---- norms -------------------------------------------------------------------------------------
 
+
 def times_weight(raiser, weight, y, add_one: bool = False):
     """weight * what an RMS norm makes, or * any value, by column."""
     if is_partial(y, "rms_normed"):
         return norm(y.of[0], False, weight, None, y.number, add_one)
     if isinstance(y, (Ref, Partial, Mix)) and not add_one and not is_parameter(y):
         ref, rows = rows_of(y)
-        return by_rows(Scale(ref.base, 1.0, _whole_vector(weight, rows.count, "factor")), ref,
-                       rows.count)
+        return by_rows(
+            Scale(ref.base, 1.0, _whole_vector(weight, rows.count, "factor")), ref, rows.count
+        )
     return None
 
 
@@ -188,8 +237,9 @@ def norm(x, layer: bool, weight, bias, eps: float, add_one: bool = False):
     return _head_norm(ref, layer, vector, bias, eps, add_one)
 
 
-def _head_norm(ref: Ref, layer: bool, weight: Optional[Parameter], bias, eps: float,
-               add_one: bool) -> Ref:
+def _head_norm(
+    ref: Ref, layer: bool, weight: Optional[Parameter], bias, eps: float, add_one: bool
+) -> Ref:
     """Of q or k, each head by itself."""
     for swap in (False, True):
         view = layout.transpose(ref, 1, 2) if swap and len(ref.axes) == 4 else ref
@@ -198,8 +248,12 @@ def _head_norm(ref: Ref, layer: bool, weight: Optional[Parameter], bias, eps: fl
             continue
         if bias is not None:
             raise NotRaised("a norm of heads has a bias")
-        value = Value(HeadNorm(heads, layer, weight, eps, add_one), ref.base.rows, heads.count * heads.size,
-                      ref.base.sequence)
+        value = Value(
+            HeadNorm(heads, layer, weight, eps, add_one),
+            ref.base.rows,
+            heads.count * heads.size,
+            ref.base.sequence,
+        )
         shape = [value.rows // value.sequence, value.sequence, heads.count, heads.size]
         result = layout.contiguous(value, shape)
         return result if swap else layout.transpose(result, 1, 2)
@@ -229,6 +283,7 @@ def _one_dimension(shape) -> None:
 
 # ---- the loss ----------------------------------------------------------------------------------
 
+
 def _logits(x, class_axis: int) -> tuple[Ref, np.ndarray]:
     ref = complete(x)
     dims = [d for d in range(len(ref.axes)) if d != layout.wrap(class_axis, len(ref.axes))]
@@ -240,7 +295,9 @@ def _logits(x, class_axis: int) -> tuple[Ref, np.ndarray]:
     return ref, rows.index
 
 
-def _loss(raiser, node, x, class_axis, targets, weight, reduction, ignored, smoothing=0.0) -> Losses:
+def _loss(
+    raiser, node, x, class_axis, targets, weight, reduction, ignored, smoothing=0.0
+) -> Losses:
     if weight is not None:
         raise NotRaised("weights of classes are not known")
     if reduction != 1:
@@ -256,13 +313,15 @@ def _loss(raiser, node, x, class_axis, targets, weight, reduction, ignored, smoo
         raise NotRaised(f"{targets.meta['val'].numel()} targets of {len(rows)} rows")
     made = ref.base.made
     x, rows = images.selected(made.x, rows)
-    return raiser.add_loss(Loss(x, made.weight, made.bias, rows, targets, int(ignored),
-                                float(smoothing)))
+    return raiser.add_loss(
+        Loss(x, made.weight, made.bias, rows, targets, int(ignored), float(smoothing))
+    )
 
 
 @handles("cross_entropy_loss")
-def cross_entropy_loss(raiser, node, x, targets, weight=None, reduction=1, ignore_index=-100,
-                       label_smoothing=0.0):
+def cross_entropy_loss(
+    raiser, node, x, targets, weight=None, reduction=1, ignore_index=-100, label_smoothing=0.0
+):
     axis = 1 if len(node.args[0].meta["val"].shape) > 1 else 0
     return _loss(raiser, node, x, axis, targets, weight, reduction, ignore_index, label_smoothing)
 
@@ -283,6 +342,7 @@ def nll_loss(raiser, node, x, targets, weight=None, reduction=1, ignore_index=-1
 @handles("backward")
 def backward(raiser, node, loss):
     from .raising import Backward
+
     if not isinstance(loss, Losses):
         raise NotRaised(f"backward() is not of a mean cross entropy, but of {describe(loss)}")
     raiser.backwards.append(Backward(loss, node))

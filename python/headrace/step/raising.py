@@ -5,6 +5,7 @@ pattern that is not complete yet (Partial, Mix) or a sum of losses; each op is c
 must be, and whatever is not known is refused with its op, shapes and line. Nothing is guessed: a
 pattern that is not completed reaches an op that does not take it.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -29,10 +30,12 @@ class NotRaised(Exception):
 
 def handles(*names: str):
     """Registers a handler of ATen ops, by name without overload. It gets (raiser, node, *args)."""
+
     def register(function):
         for name in names:
             HANDLERS[name] = function
         return function
+
     return register
 
 
@@ -56,13 +59,18 @@ class Raiser:
         self.inputs: dict[torch.fx.Node, Value] = {}  # of floats, by node
         self.masks: dict[torch.fx.Node, values.Mask] = {}
         self.node: Optional[torch.fx.Node] = None  # being raised
-        self.of_parameters = {t.dtype for n in captured.nodes if self.parts.is_parameter(n)
-                              for t in [captured.objects[n.target]]}
+        self.of_parameters = {
+            t.dtype
+            for n in captured.nodes
+            if self.parts.is_parameter(n)
+            for t in [captured.objects[n.target]]
+        }
         # Norms, softmax, rotations and losses are computed in f32 from bf16 as well.
         self.dtypes = self.of_parameters | {torch.float32, torch.complex64}
 
     def run(self) -> None:
-        from . import arithmetic, attention, images, products, rotary, views  # noqa: F401  (handlers)
+        from . import arithmetic, attention, images, products, rotary, views  # noqa: F401
+
         for node in self.captured.nodes:
             if self.parts.kind.get(node) != FLOAT or node.op == "output":
                 continue
@@ -83,14 +91,22 @@ class Raiser:
             self._check_in_place(node)
         if node.meta.get("val") is not None:
             self._check_dtype(node.meta["val"])
-        return handler(self, node, *[self.operand(a) for a in node.args],
-                       **{k: self.operand(v) for k, v in node.kwargs.items()})
+        return handler(
+            self,
+            node,
+            *[self.operand(a) for a in node.args],
+            **{k: self.operand(v) for k, v in node.kwargs.items()},
+        )
 
     def message(self, node, why: str) -> str:
         shapes = ", ".join(
-            "x".join(map(str, n.meta["val"].shape)) or "scalar" for n in node.all_input_nodes
-            if isinstance(n.meta.get("val"), torch.Tensor))
-        return f"compile_step: {node.target} of [{shapes}] is not supported here: {why}{line_of(node)}"
+            "x".join(map(str, n.meta["val"].shape)) or "scalar"
+            for n in node.all_input_nodes
+            if isinstance(n.meta.get("val"), torch.Tensor)
+        )
+        return (
+            f"compile_step: {node.target} of [{shapes}] is not supported here: {why}{line_of(node)}"
+        )
 
     # ---- operands
 
@@ -108,8 +124,9 @@ class Raiser:
             name = self.captured.parameters.get(id(tensor))
             if name is None:
                 raise unsupported(
-                    f"compile_step: a tensor of shape {tuple(tensor.shape)} that requires gradients "
-                    f"is neither of the model nor of the optimizer{line_of(next(iter(node.users)))}")
+                    f"compile_step: a tensor of shape {tuple(tensor.shape)} with requires_grad "
+                    f"is neither of the model nor of the optimizer{line_of(next(iter(node.users)))}"
+                )
             self.parameters[id(tensor)] = Parameter(name, tensor)
         return layout.contiguous(self.parameters[id(tensor)], tensor.shape)
 
@@ -155,8 +172,10 @@ class Raiser:
     def _check_dtype(self, value) -> None:
         if not isinstance(value, torch.Tensor) or value.dtype in self.dtypes:
             return
-        raise NotRaised(f"its result is {value.dtype}, and parameters are "
-                        f"{' and '.join(sorted(map(str, self.of_parameters)))}")
+        raise NotRaised(
+            f"its result is {value.dtype}, and parameters are "
+            f"{' and '.join(sorted(map(str, self.of_parameters)))}"
+        )
 
 
 def _handler(node):
@@ -171,6 +190,7 @@ def _handler(node):
 
 
 # ---- helpers of handlers -----------------------------------------------------------------------
+
 
 def by_rows(made, like: Ref, cols: int) -> Ref:
     """A new value of an op that works on rows, in the rows of ``like``."""
@@ -213,6 +233,7 @@ def complete(x) -> Ref:
 
 def _completed(x) -> Ref:
     from . import arithmetic, products, rotary
+
     if isinstance(x, Mix):
         return rotary.rotated(x)
     if is_partial(x, "scaled"):

@@ -5,6 +5,7 @@ of columns of the same head times factors by position. rotated() checks that the
 rotations of pairs of columns by position * frequency, and finds the frequencies. (Su et al.,
 "RoFormer", arXiv 2104.09864.)
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -77,7 +78,7 @@ def times(x, table) -> Mix:
     for piece, width in zip(mix.pieces, _widths(mix)):
         part = factor
         if factor.ndim and factor.shape[-1] > 1:
-            part = factor[..., at:at + width]
+            part = factor[..., at : at + width]
         pieces.append(tuple(Term(t.ref, t.factor * part) for t in piece))
         at += width
     return Mix(mix.shape, tuple(pieces))
@@ -101,8 +102,10 @@ def with_last_axis(x) -> Mix:
     mix = as_mix(x)
     if len(mix.pieces) != 1:
         raise NotRaised("parts of a rotary embedding are stacked in a way that is not known")
-    terms = tuple(Term(layout.unsqueeze(t.ref, -1), t.factor[..., None] if t.factor.ndim else t.factor)
-                  for t in mix.pieces[0])
+    terms = tuple(
+        Term(layout.unsqueeze(t.ref, -1), t.factor[..., None] if t.factor.ndim else t.factor)
+        for t in mix.pieces[0]
+    )
     return Mix(mix.shape + (1,), (terms,))
 
 
@@ -114,8 +117,17 @@ def complex_product(x, table):
     real, imaginary = table.real.double().numpy(), table.imag.double().numpy()
     a, b = layout.slice_axis(ref, -1, 0, 1), layout.slice_axis(ref, -1, 1, 2)
     real, imaginary = real[..., None], imaginary[..., None]
-    return dataclasses.replace(x, kind="complex_mix", whole=[], of=(Mix(ref.shape, (
-        (Term(a, real), Term(b, -imaginary)), (Term(a, imaginary), Term(b, real)))),))
+    return dataclasses.replace(
+        x,
+        kind="complex_mix",
+        whole=[],
+        of=(
+            Mix(
+                ref.shape,
+                ((Term(a, real), Term(b, -imaginary)), (Term(a, imaginary), Term(b, real))),
+            ),
+        ),
+    )
 
 
 def as_real(x):
@@ -126,11 +138,14 @@ def as_real(x):
 
 # ---- recognition -------------------------------------------------------------------------------
 
+
 def rotated(mix: Mix) -> Ref:
     """The value that the engine's rotation makes of the heads, in the shape of the mix."""
     if len(mix.shape) != 4:
-        raise NotRaised("an unfinished rotary embedding: rotations are known of [B, heads, S, d] and "
-                        "[B, S, heads, d]")
+        raise NotRaised(
+            "an unfinished rotary embedding: rotations are known of [B, heads, S, d] and "
+            "[B, S, heads, d]"
+        )
     heads, head_axis = _heads_of(mix)
     own, other, partner = _table(mix, heads, head_axis)
     half, rotary = _pairing(partner)
@@ -160,19 +175,22 @@ def _heads_of(mix: Mix) -> tuple[Heads, int]:
         count = len(np.unique(axes[head_axis]))
         repeated = len(axes[head_axis]) // count
         starts = begin + axes[head_axis][::repeated]
-        fits = (np.array_equal(axes[row_axis], np.arange(sequence) * cols)
-                and np.array_equal(axes[0], np.arange(base.rows // sequence) * sequence * cols)
-                and starts.min() >= 0 and starts.max() + mix.shape[-1] <= cols
-                and np.array_equal(begin + axes[head_axis], np.repeat(starts, repeated)))
-        if fits and all(np.array_equal(a, b) for t in terms
-                        for a, b in zip(t.ref.axes[:3], axes[:3])):
-            return (Heads(base, tuple(int(c) for c in starts), mix.shape[-1], repeated),
-                    head_axis)
+        fits = (
+            np.array_equal(axes[row_axis], np.arange(sequence) * cols)
+            and np.array_equal(axes[0], np.arange(base.rows // sequence) * sequence * cols)
+            and starts.min() >= 0
+            and starts.max() + mix.shape[-1] <= cols
+            and np.array_equal(begin + axes[head_axis], np.repeat(starts, repeated))
+        )
+        if fits and all(
+            np.array_equal(a, b) for t in terms for a, b in zip(t.ref.axes[:3], axes[:3])
+        ):
+            return (Heads(base, tuple(int(c) for c in starts), mix.shape[-1], repeated), head_axis)
     raise NotRaised("a rotary embedding is not of whole heads of all positions")
 
 
 def _table(mix: Mix, heads: Heads, head_axis: int):
-    """By output column of a head: factors [S] of the column itself and of another one, and which."""
+    """By output column of a head: factors [S] of itself and of another column, and which one."""
     size, sequence = heads.size, heads.value.sequence
     own = np.zeros((size, sequence))
     other = np.zeros((size, sequence))
@@ -181,7 +199,9 @@ def _table(mix: Mix, heads: Heads, head_axis: int):
     for piece in mix.pieces:
         width = piece[0].ref.shape[-1]
         for term in piece:
-            sources = term.ref.offset + term.ref.axes[-1] + term.ref.axes[head_axis][0] - heads.starts[0]
+            sources = (
+                term.ref.offset + term.ref.axes[-1] + term.ref.axes[head_axis][0] - heads.starts[0]
+            )
             factors = _by_position(term, head_axis, sequence, width)  # [S, width]
             for j in range(width):
                 source, target = int(sources[j]), column + j
@@ -235,12 +255,18 @@ def _frequency(cos_a, cos_b, sin_a, sin_b) -> float:
     f = float(np.float32(f))
     angles = np.arange(sequence) * f
     # f32 rounds f, the angle, and its sine.
-    allowed = 4e-7 + np.abs(angles) * 2.0 ** -22
-    for given, right in ((cos_a, np.cos(angles)), (cos_b, np.cos(angles)),
-                         (sin_a, np.sin(angles)), (sin_b, np.sin(angles))):
+    allowed = 4e-7 + np.abs(angles) * 2.0**-22
+    for given, right in (
+        (cos_a, np.cos(angles)),
+        (cos_b, np.cos(angles)),
+        (sin_a, np.sin(angles)),
+        (sin_b, np.sin(angles)),
+    ):
         if (np.abs(given - right) > allowed).any():
-            raise NotRaised("the tables of a rotary embedding are not cos and sin of position * "
-                            "frequency, positions 0, 1, 2 ... (scaled ones are not supported)")
+            raise NotRaised(
+                "the tables of a rotary embedding are not cos and sin of position * "
+                "frequency, positions 0, 1, 2 ... (scaled ones are not supported)"
+            )
     return f
 
 
@@ -250,9 +276,11 @@ def find_heads(ref: Ref) -> Optional[Heads]:
         return None
     base, (batch, heads, rows, columns) = ref.base, ref.axes
     sequences = base.rows // base.sequence
-    if not (np.array_equal(batch, np.arange(sequences) * base.sequence * base.cols)
-            and np.array_equal(rows, np.arange(base.sequence) * base.cols)
-            and np.array_equal(columns - columns[0], np.arange(len(columns)))):
+    if not (
+        np.array_equal(batch, np.arange(sequences) * base.sequence * base.cols)
+        and np.array_equal(rows, np.arange(base.sequence) * base.cols)
+        and np.array_equal(columns - columns[0], np.arange(len(columns)))
+    ):
         return None
     count = len(np.unique(heads))
     repeated = len(heads) // count

@@ -3,6 +3,7 @@
 A batch of fewer or shorter sequences is that of the larger plan with rows whose targets are not
 counted: no counted row of a causal model sees them.
 """
+
 from __future__ import annotations
 
 import copy
@@ -63,8 +64,9 @@ def _last_counted(mine: MicroInputs, counted_rows: torch.Tensor) -> torch.Tensor
     last = torch.full((mine.token_rows // mine.sequence,), -1, dtype=torch.int64)
     if mine.loss_rows != mine.token_rows:
         return last + mine.sequence
-    return last.scatter_reduce_(0, counted_rows // mine.sequence, counted_rows % mine.sequence,
-                                "amax")
+    return last.scatter_reduce_(
+        0, counted_rows // mine.sequence, counted_rows % mine.sequence, "amax"
+    )
 
 
 def _check_padding(mine: MicroInputs, tokens: torch.Tensor, last: torch.Tensor) -> None:
@@ -72,9 +74,10 @@ def _check_padding(mine: MicroInputs, tokens: torch.Tensor, last: torch.Tensor) 
     for padding in mine.padding:
         if bool(((tokens.reshape(-1, mine.sequence) == padding) & seen).any()):
             raise HeadraceError(
-                f"compile_step: token {padding}, the padding_idx of an embedding, is before a target "
-                "that counts; its embedding has no gradient in torch, which is not supported",
-                "unsupported")
+                f"compile_step: token {padding}, the padding_idx of an embedding, is before a "
+                "target that counts; its embedding has no gradient in torch, which is not supported",
+                "unsupported",
+            )
 
 
 def _check_masks(mine: MicroInputs, values, last: torch.Tensor) -> None:
@@ -82,7 +85,7 @@ def _check_masks(mine: MicroInputs, values, last: torch.Tensor) -> None:
     for place, causal, window in mine.masks:
         seen = seen_by(values[place])
         pattern = torch.from_numpy(pattern_of(causal, window, mine.sequence))
-        differs = (seen != pattern).any(-1)               # [.., S]
+        differs = (seen != pattern).any(-1)  # [.., S]
         differs = differs.expand(*differs.shape[:-1], mine.sequence)
         differs = differs.reshape(-1, 1, mine.sequence) if differs.dim() < 2 else differs
         counts = torch.arange(mine.sequence)[None, :] <= last[:, None]  # [B, S]
@@ -91,7 +94,9 @@ def _check_masks(mine: MicroInputs, values, last: torch.Tensor) -> None:
             raise HeadraceError(
                 "compile_step: attention_mask leaves out positions that targets which count would "
                 "see: only padding after the last such target is supported (on the right, labels "
-                "-100)", "unsupported")
+                "-100)",
+                "unsupported",
+            )
 
 
 def _places(rows: torch.Tensor, mine: MicroInputs, planned: MicroInputs) -> torch.Tensor:
@@ -101,8 +106,11 @@ def _places(rows: torch.Tensor, mine: MicroInputs, planned: MicroInputs) -> torc
 
 def _check_range(values: torch.Tensor, size: int, what: str) -> None:
     if values.numel() and not (0 <= int(values.min()) and int(values.max()) < size):
-        raise HeadraceError(f"compile_step: {what}s from {int(values.min())} to {int(values.max())}; "
-                            f"they must be from 0 to below {size}", "usage")
+        raise HeadraceError(
+            f"compile_step: {what}s from {int(values.min())} to {int(values.max())}; "
+            f"they must be from 0 to below {size}",
+            "usage",
+        )
 
 
 def holds(plan: Description, other: Description) -> bool:
@@ -121,11 +129,18 @@ def holds(plan: Description, other: Description) -> bool:
             return False
         if a.token_rows // a.sequence > b.token_rows // b.sequence:
             return False
-    if any(p.tensor is not plan.parameters[n].tensor for n, p in other.parameters.items()
-           if n in plan.parameters):
+    if any(
+        p.tensor is not plan.parameters[n].tensor
+        for n, p in other.parameters.items()
+        if n in plan.parameters
+    ):
         return False
-    causal = all(op["attrs"].get("causal", 1) for m in plan.forward["micro_batches"]
-                 for op in m["ops"] if op["op"] == "hr.attention")
+    causal = all(
+        op["attrs"].get("causal", 1)
+        for m in plan.forward["micro_batches"]
+        for op in m["ops"]
+        if op["op"] == "hr.attention"
+    )
     if not causal and any(a.sequence != b.sequence for a, b in zip(other.inputs, plan.inputs)):
         return False
     return _same(_shapeless(plan.forward), _shapeless(other.forward))

@@ -6,6 +6,7 @@ stale numbers. Module.forward, state_dict(), load_state_dict(), deepcopy of the 
 optimizer's state_dict() and an eager optimizer.step() bring the values back first, by hooks. The
 next step of the engine takes what was changed meanwhile, compared byte by byte, and lets go again.
 """
+
 from __future__ import annotations
 
 import copy
@@ -55,7 +56,7 @@ class State:
         self.engine: Any = None
         self.parameters: dict[str, Parameter] = {}
         self.trained: list[str] = []
-        self.resident = True   # torch's objects have the values
+        self.resident = True  # torch's objects have the values
         self.tracing = False
         self._handles: list[Any] = []
         self._nan: dict[torch.dtype, torch.Tensor] = {}
@@ -126,12 +127,17 @@ class State:
         old, done = self.engine, self.engine.done
         new = sorted(set(trained) - set(self.trained))
         if new and done:
-            raise unsupported(f"compile_step: parameter '{new[0]}' begins to be trained after "
-                              f"{done} steps, which is not supported: close() this step and compile "
-                              "another")
+            raise unsupported(
+                f"compile_step: parameter '{new[0]}' begins to be trained after "
+                f"{done} steps, which is not supported: close() this step and compile "
+                "another"
+            )
         with tempfile.TemporaryFile(dir=_disk()) as spool:
-            pieces = [(name, which, old.bytes_of(name, which)) for name in self.parameters
-                      for which in (VALUE, FIRST, SECOND, MASTER)]
+            pieces = [
+                (name, which, old.bytes_of(name, which))
+                for name in self.parameters
+                for which in (VALUE, FIRST, SECOND, MASTER)
+            ]
             buffer = bytearray(_CHUNK)
             address = _address(buffer)
             for name, which, size in pieces:
@@ -169,8 +175,10 @@ class State:
                 steps.add(int(state["step"]))
             del self.optimizer.state[p]
         if len(steps) > 1:
-            raise unsupported(f"compile_step: parameters have done different numbers of steps "
-                              f"({sorted(steps)}), which is not supported")
+            raise unsupported(
+                f"compile_step: parameters have done different numbers of steps "
+                f"({sorted(steps)}), which is not supported"
+            )
         if steps:
             self.engine.done = steps.pop()
 
@@ -203,8 +211,10 @@ class State:
                 raise unsupported(f"compile_step: parameter '{name}' has no elements")
             storage = p.tensor.untyped_storage().data_ptr()
             if storage in seen:
-                raise unsupported(f"compile_step: parameters '{seen[storage]}' and '{name}' are two "
-                                  "objects that share memory, which is not supported")
+                raise unsupported(
+                    f"compile_step: parameters '{seen[storage]}' and '{name}' are two "
+                    "objects that share memory, which is not supported"
+                )
             seen[storage] = name
 
     # ---- hooks
@@ -220,7 +230,8 @@ class State:
             self._handles.append(module.register_state_dict_pre_hook(hook))
             # Public since torch 2.5.
             register = getattr(module, "register_load_state_dict_pre_hook", None) or (
-                lambda h, m=module: m._register_load_state_dict_pre_hook(h))
+                lambda h, m=module: m._register_load_state_dict_pre_hook(h)
+            )
             self._handles.append(register(hook))
         self._handles.append(self.model.register_forward_pre_hook(hook))
         self._handles.append(self.model.register_state_dict_pre_hook(hook))

@@ -1,4 +1,5 @@
 """The callable that headrace.compile_step() returns."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -10,7 +11,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 from torch.utils import _pytree as pytree
 
-from .. import _core
+from .. import _core, _report
 from .._errors import HeadraceError
 from .._memory import Size, parse_bytes
 from . import capture as capturing
@@ -30,15 +31,24 @@ class _Compiled:
 class CompiledStep:
     """A training step that the engine runs whole. See compile_step()."""
 
-    def __init__(self, train_step: Callable, model: torch.nn.Module, optimizer, memory: int,
-                 folder: Optional[str], threads: int, seed: Optional[int], check: Optional[bool]):
+    def __init__(
+        self,
+        train_step: Callable,
+        model: torch.nn.Module,
+        optimizer,
+        memory: int,
+        folder: Optional[str],
+        threads: int,
+        seed: Optional[int],
+        check: Optional[bool],
+    ):
         self._train_step, self._model, self._optimizer = train_step, model, optimizer
         self._memory, self._folder, self._threads = memory, folder, threads
         self._seed = torch.initial_seed() if seed is None else seed
         self._check = check
         self._baseline = _core.process_memory().rss
         self._compiled: dict[Any, _Compiled] = {}  # the least recently used first
-        self._live: Optional[_Compiled] = None     # whose engine runs
+        self._live: Optional[_Compiled] = None  # whose engine runs
         self._state = State(model, optimizer)
         self._steps = 0
         self._closed = False
@@ -64,9 +74,10 @@ class CompiledStep:
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         for name, number, values in rows.floats:
             self._state.engine.write_input(name, values.data_ptr(), values.numel() * 4, number)
-        seed = (self._seed * 0x9E3779B97F4A7C15 + self._steps) % 2 ** 63
+        seed = (self._seed * 0x9E3779B97F4A7C15 + self._steps) % 2**63
         losses, norm, skipped = self._state.engine.run(
-            rows.tokens.data_ptr(), rows.targets.data_ptr(), len(rows.tokens), rates, seed)
+            rows.tokens.data_ptr(), rows.targets.data_ptr(), len(rows.tokens), rates, seed
+        )
         self._steps += 1
         self.skipped_steps += int(skipped)
         self._compare(d, expected, losses)
@@ -86,6 +97,12 @@ class CompiledStep:
             engine.close()
         self._closed = True
 
+    def trace(self):
+        """What the engine did in the last step, for headrace.memory_timeline() and the like."""
+        if self._state.engine is None:
+            raise HeadraceError("no step has been run yet", "usage")
+        return self._state.engine.trace()
+
     def plan_text(self) -> str:
         """The table of the plan of the last shape, at most 100 columns."""
         if self._state.engine is None:
@@ -97,6 +114,7 @@ class CompiledStep:
 
     def _repr_html_(self) -> str:
         import html
+
         return f"<pre>{html.escape(self.plan_text())}</pre>"
 
     def __enter__(self) -> "CompiledStep":
@@ -118,14 +136,21 @@ class CompiledStep:
         return entry
 
     def _key(self, leaves, spec) -> tuple:
-        shapes_of = tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor)
-                          else _static(leaf) for leaf in leaves)
+        shapes_of = tuple(
+            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else _static(leaf)
+            for leaf in leaves
+        )
         flags = tuple(m.training for m in self._model.modules())
         parameters = tuple((id(p), p.requires_grad) for p in self._model.parameters())
         groups = tuple(
-            tuple((k, _static(v)) for k, v in sorted(group.items())
-                  if k not in ("params", "lr", "initial_lr")) + (len(group["params"]),)
-            for group in self._optimizer.param_groups)
+            tuple(
+                (k, _static(v))
+                for k, v in sorted(group.items())
+                if k not in ("params", "lr", "initial_lr")
+            )
+            + (len(group["params"]),)
+            for group in self._optimizer.param_groups
+        )
         return str(spec), shapes_of, flags, parameters, groups
 
     def _compile(self, args, kwargs, tensors) -> _Compiled:
@@ -135,7 +160,9 @@ class CompiledStep:
         try:
             for p in emptied:  # strides of a whole tensor; pages that nothing touches
                 p.tensor.data = torch.empty(p.tensor.shape, dtype=p.tensor.dtype)
-            captured = capturing.capture(self._train_step, self._model, self._optimizer, args, kwargs)
+            captured = capturing.capture(
+                self._train_step, self._model, self._optimizer, args, kwargs
+            )
             description = describe(captured, self._model, self._optimizer, tensors)
         finally:
             state.tracing = False
@@ -165,11 +192,17 @@ class CompiledStep:
         else:
             self._state.move(engine, entry.description.parameters, trained)
         self._live = entry
+        _report.note(engine.plan, self)
 
     def _engine(self, d: Description):
         return _core.CapturedStep(
-            json.dumps(d.forward), json.dumps(d.optimizer), self._memory, folder=self._folder,
-            threads=self._threads, baseline_bytes=self._baseline)
+            json.dumps(d.forward),
+            json.dumps(d.optimizer),
+            self._memory,
+            folder=self._folder,
+            threads=self._threads,
+            baseline_bytes=self._baseline,
+        )
 
     def _wants_check(self, d: Description) -> bool:
         if any(op["op"] == "hr.dropout" for m in d.forward["micro_batches"] for op in m["ops"]):
@@ -194,7 +227,8 @@ class CompiledStep:
                 raise HeadraceError(
                     f"compile_step: the first loss is {loss:.7g}, and {eager:.7g} as PyTorch "
                     "computes it: train_step has not been understood rightly. Please report it",
-                    "unsupported")
+                    "unsupported",
+                )
 
     # ---- results
 
@@ -219,9 +253,17 @@ def _static(value) -> Any:
     return value
 
 
-def compile_step(train_step: Callable, model: torch.nn.Module, optimizer, memory: Size, *,
-                 folder: Union[None, str, os.PathLike] = None, threads: Optional[int] = None,
-                 seed: Optional[int] = None, check: Optional[bool] = None) -> CompiledStep:
+def compile_step(
+    train_step: Callable,
+    model: torch.nn.Module,
+    optimizer,
+    memory: Size,
+    *,
+    folder: Union[None, str, os.PathLike] = None,
+    threads: Optional[int] = None,
+    seed: Optional[int] = None,
+    check: Optional[bool] = None,
+) -> CompiledStep:
     """A training step, forward to optimizer, that runs in ``memory``: one hard number.
 
         def train_step(tokens, targets):
@@ -236,9 +278,10 @@ def compile_step(train_step: Callable, model: torch.nn.Module, optimizer, memory
         for tokens, targets in data:
             loss = step(tokens, targets)
 
-    At the first call train_step is traced, nothing computed: its ops become ops of headrace's engine,
-    which runs the whole step from then on, under a plan. The Python of train_step runs once a shape;
-    only tensors among its arguments may change in value. Learning rates are read at every call.
+    At the first call train_step is traced, nothing computed: its ops become ops of headrace's
+    engine, which runs the whole step from then on, under a plan. The Python of train_step runs once
+    a shape; only tensors among its arguments may change in value. Learning rates are read at every
+    call.
 
     While the engine has them, parameters of the model read as NaN and take no memory. A forward
     outside the step, state_dict(), load_state_dict(), copy.deepcopy() and optimizer.state_dict()
@@ -270,15 +313,29 @@ def compile_step(train_step: Callable, model: torch.nn.Module, optimizer, memory
     if not isinstance(model, torch.nn.Module):
         raise HeadraceError(f"compile_step: model is {type(model).__name__}, no torch.nn.Module")
     if hasattr(model, "_orig_mod"):
-        raise HeadraceError("compile_step: model is a compiled one (torch.compile); give the model that "
-                            "was compiled", "unsupported")
+        raise HeadraceError(
+            "compile_step: model is a compiled one (torch.compile); give the model that "
+            "was compiled",
+            "unsupported",
+        )
     eager = sys.modules.get("headrace.eager")
     if eager is not None and model in eager._sessions:
-        raise HeadraceError("compile_step: the model is one that headrace.fit() works on; call "
-                            "headrace.release(model) first", "usage")
+        raise HeadraceError(
+            "compile_step: the model is one that headrace.fit() works on; call "
+            "headrace.release(model) first",
+            "usage",
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise HeadraceError(f"compile_step: optimizer is {type(optimizer).__name__}, no "
-                            "torch.optim.Optimizer")
-    return CompiledStep(train_step, model, optimizer, parse_bytes(memory),
-                        None if folder is None else os.fspath(folder),
-                        threads or torch.get_num_threads(), seed, check)
+        raise HeadraceError(
+            f"compile_step: optimizer is {type(optimizer).__name__}, no torch.optim.Optimizer"
+        )
+    return CompiledStep(
+        train_step,
+        model,
+        optimizer,
+        parse_bytes(memory),
+        None if folder is None else os.fspath(folder),
+        threads or torch.get_num_threads(),
+        seed,
+        check,
+    )

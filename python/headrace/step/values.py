@@ -3,6 +3,7 @@ layout.py), and half-recognised patterns, which are good for nothing until they 
 
 "Made" classes say which op makes a Value; operands are Values and Parameters.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,8 +17,8 @@ from . import layout
 
 @dataclasses.dataclass(eq=False)
 class Parameter:
-    """A parameter as a matrix: [1, n] of one dimension, [k, n] of [1, k, n] (class tokens, positions
-    of images), else [first size, product of the others] (a convolution's)."""
+    """A parameter as a matrix: [1, n] of one dimension, [k, n] of [1, k, n] (class tokens,
+    positions of images), else [first size, product of the others] (a convolution's)."""
 
     name: str
     tensor: torch.Tensor
@@ -68,11 +69,11 @@ class Heads:
 
 @dataclasses.dataclass(eq=False)
 class Embed:
-    tokens: torch.fx.Node       # [B, S], does not depend on parameters
+    tokens: torch.fx.Node  # [B, S], does not depend on parameters
     table: Parameter
     positions: Optional[Parameter] = None
-    first: int = 0              # row of positions that position 0 has
-    padding: int = -1           # row whose gradient torch leaves out
+    first: int = 0  # row of positions that position 0 has
+    padding: int = -1  # row whose gradient torch leaves out
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,11 +87,11 @@ class Linear:
 @dataclasses.dataclass(eq=False)
 class Norm:
     x: Value
-    layer: bool                 # layer norm, else RMS
+    layer: bool  # layer norm, else RMS
     weight: Optional[Parameter]  # None: ones
     bias: Optional[Parameter]
     eps: float
-    add_one: bool = False       # the weight is 1 + weight
+    add_one: bool = False  # the weight is 1 + weight
 
 
 @dataclasses.dataclass(eq=False)
@@ -102,7 +103,7 @@ class Scale:
 
 @dataclasses.dataclass(eq=False)
 class HeadNorm:
-    x: Heads                    # each head by itself
+    x: Heads  # each head by itself
     layer: bool
     weight: Optional[Parameter]
     eps: float
@@ -113,13 +114,13 @@ class HeadNorm:
 class Rope:
     x: Heads
     frequencies: tuple[float, ...]
-    half: bool                  # pairs (i, i + r / 2), else (2i, 2i + 1)
+    half: bool  # pairs (i, i + r / 2), else (2i, 2i + 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
-    """A mask of attention [.., S, S] that depends on inputs: ``causal`` and ``window`` where nothing is
-    padding, which is seen to in every step."""
+    """A mask of attention [.., S, S] that depends on inputs: ``causal`` and ``window`` where
+    nothing is padding, which is seen to in every step."""
 
     node: torch.fx.Node
     causal: bool
@@ -139,15 +140,15 @@ class Attention:
 
 @dataclasses.dataclass(eq=False)
 class Act:
-    kind: str                   # "silu", "gelu_tanh", "gelu", "relu", "quick_gelu"
+    kind: str  # "silu", "gelu_tanh", "gelu", "relu", "quick_gelu"
     x: Value
-    begin: int = 0              # columns begin .. begin + count of x
+    begin: int = 0  # columns begin .. begin + count of x
     count: int = 0
 
 
 @dataclasses.dataclass(eq=False)
 class Gated:
-    act: Act                    # of the gate
+    act: Act  # of the gate
     up: Value
     begin: int
     count: int
@@ -167,12 +168,12 @@ class Add:
 
 @dataclasses.dataclass(eq=False)
 class Input:
-    node: torch.fx.Node         # floats that do not depend on parameters, [rows, cols] as a matrix
+    node: torch.fx.Node  # floats that do not depend on parameters, [rows, cols] as a matrix
 
 
 @dataclasses.dataclass(eq=False)
 class Patches:
-    x: Value                    # images: an Input [S, channels height width]
+    x: Value  # images: an Input [S, channels height width]
     channels: int
     height: int
     patch: int
@@ -188,7 +189,7 @@ class Prefix:
 @dataclasses.dataclass(eq=False)
 class Select:
     x: Value
-    first: int                  # rows first .. of each sequence of x, as many as the value's sequence
+    first: int  # rows first .. of each sequence of x, as many as the value's sequence
 
 
 @dataclasses.dataclass(eq=False)
@@ -204,13 +205,14 @@ class Loss:
     x: Value
     weight: Parameter
     bias: Optional[Parameter]
-    rows: np.ndarray            # row of x of each target
-    targets: torch.fx.Node      # [len(rows)], does not depend on parameters
+    rows: np.ndarray  # row of x of each target
+    targets: torch.fx.Node  # [len(rows)], does not depend on parameters
     ignored: int
     smoothing: float = 0.0
 
 
 # ---- half-recognised ---------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partial:

@@ -1,4 +1,5 @@
 """Views, copies and casts: where elements lie, not what they are."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -7,12 +8,13 @@ import torch
 
 from . import layout, rotary
 from .layout import Ref
-from .raising import (NotRaised, complete, describe, handles, is_parameter, is_partial, is_value)
+from .raising import NotRaised, complete, describe, handles, is_parameter, is_partial, is_value
 from .values import Losses, Mix, Partial, Term
 
 
 def on_view(function):
     """A handler from a function of a Ref: of views, of scaled views, of finished rotations."""
+
     def handler(raiser, node, x, *args, **kwargs):
         if is_partial(x, "scaled") or is_partial(x, "silu") or is_partial(x, "complex"):
             inner = handler(raiser, node, x.of[0], *args, **kwargs)
@@ -27,6 +29,7 @@ def on_view(function):
         if result.shape != tuple(node.meta["val"].shape):
             raise NotRaised(f"a shape of {result.shape} was expected")
         return result
+
     return handler
 
 
@@ -35,8 +38,21 @@ def _same(raiser, node, x, *args, **kwargs):
     return x
 
 
-for _name in ("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "to", "_to_copy",
-              "type_as", "positive", "float", "bfloat16", "resolve_conj", "resolve_neg"):
+for _name in (
+    "contiguous",
+    "clone",
+    "alias",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "to",
+    "_to_copy",
+    "type_as",
+    "positive",
+    "float",
+    "bfloat16",
+    "resolve_conj",
+    "resolve_neg",
+):
     handles(_name)(_same)
 
 
@@ -47,8 +63,16 @@ def detach(raiser, node, x):
     raise NotRaised("gradients would stop here")
 
 
-@handles("view", "reshape", "_unsafe_view", "_reshape_copy", "unflatten", "flatten", "view_as",
-         "reshape_as")
+@handles(
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "_reshape_copy",
+    "unflatten",
+    "flatten",
+    "view_as",
+    "reshape_as",
+)
 def reshape(raiser, node, x, *args):
     shape = tuple(node.meta["val"].shape)
     if isinstance(x, Losses) and shape in ((), (1,)):
@@ -74,8 +98,12 @@ def _interleaved(x: Mix, shape):
                 ref = layout.select(term.ref, -1, 0)  # [..., n]
                 factor = term.factor[..., 0]
                 here = column if factor.ndim and factor.shape[-1] > 1 else 0
-                terms.append(Term(layout.slice_axis(ref, -1, column, column + 1),
-                                  factor[..., here:here + 1] if factor.ndim else factor))
+                terms.append(
+                    Term(
+                        layout.slice_axis(ref, -1, column, column + 1),
+                        factor[..., here : here + 1] if factor.ndim else factor,
+                    )
+                )
             pieces.append(tuple(terms))
     return Mix(shape, tuple(pieces))
 
@@ -96,8 +124,9 @@ def matrix_transpose(raiser, node, x):
 def permute(raiser, node, x, dims, *more):
     if more:
         raise NotRaised("movedim is not supported; use transpose or permute")
-    return on_view(lambda node, ref: layout.permute(
-        ref, [layout.wrap(d, len(ref.axes)) for d in dims]))(raiser, node, x)
+    return on_view(
+        lambda node, ref: layout.permute(ref, [layout.wrap(d, len(ref.axes)) for d in dims])
+    )(raiser, node, x)
 
 
 @handles("unsqueeze")
@@ -159,6 +188,7 @@ def repeat_interleave(raiser, node, x, repeats, dim=None, **kwargs):
         d = layout.wrap(dim, len(axes))
         axes[d] = axes[d].repeat(repeats)
         return dataclasses.replace(ref, axes=tuple(axes))
+
     return on_view(repeated)(raiser, node, x)
 
 
