@@ -37,13 +37,13 @@ Status elements_of(const JsonFields& f, const char* key, std::vector<const Json*
   return {};
 }
 
-// Names are short, and of characters that messages and text forms can show.
+// Names are short and have no spaces.
 Status name_at(const JsonFields& f, const char* key, std::string* out) {
   HR_TRY(f.text(key, out));
-  const auto visible = [](char c) { return c > ' ' && c < 127; };
+  const auto visible = [](char c) { return static_cast<unsigned char>(c) > ' ' && c != 127; };
   const bool plain =
       !out->empty() && out->size() <= 512 && std::all_of(out->begin(), out->end(), visible);
-  return plain ? Status() : f.bad(key, "is not a name of 1 to 512 characters without spaces");
+  return plain ? Status() : f.bad(key, "is not a name of 1 to 512 bytes without spaces");
 }
 
 // Dimensions [rows, cols], or [n]: then *rows is 1.

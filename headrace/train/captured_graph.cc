@@ -12,6 +12,16 @@ namespace {
 // Kernels that count rows of the step.
 constexpr std::array<std::string_view, 3> kRowKernels = {"hr.embed", "hr.dropout", "hr.loss"};
 
+// What a value is called in the graph: gradients are "NAME.d", "NAME.d2" ..., and the step has
+// outputs of its own.
+std::string value_name(const std::string& name) {
+  constexpr size_t kNone = std::string::npos;
+  const size_t dot = name.rfind(".d");
+  const bool gradient =
+      dot != kNone && name.find_first_not_of("0123456789", dot + 2) == kNone;
+  return gradient || name == "loss" || name == "clip" ? name + "~" : name;
+}
+
 // Indices of ops that stages begin at; the number of ops follows.
 std::vector<size_t> stages_of(const std::vector<CapturedOp>& ops) {
   std::map<std::string, size_t> last_use;  // of values that are read
@@ -207,7 +217,7 @@ class CapturedBuilder {
       }
     }
     for (const CapturedValue& value : c.outputs) {
-      const TensorId id = add_tensor(micro->prefix + value.name, value);
+      const TensorId id = add_tensor(value_name(micro->prefix + value.name), value);
       micro->values[value.name] = id;
       op.outputs.push_back(id);
     }

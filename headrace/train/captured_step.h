@@ -28,10 +28,10 @@
 //              every step, by write_input(); dtype f32 (default) or bf16. With count = N there are
 //              N of them, one for each repetition of the micro-batch that reads it.
 //   micro-batch {"ops": [...], "repeat": 1}: the forward pass of one; the step is over all of them
-//              together. Names of its values are its own; two micro-batches may use the same ones,
-//              but not "loss", "clip" or a parameter's. With repeat = N it is there N times, on the
-//              next rows each time: attr row_begin of hr.embed, hr.dropout, hr.loss, and of any
-//              other op that gives it, is what is given + repetition x rows of its first output.
+//              together. Names of its values are its own: two micro-batches may use the same ones.
+//              With repeat = N it is there N times, on the next rows each time: attr row_begin of
+//              hr.embed, hr.dropout, hr.loss, and of any other op that gives it, is what is given +
+//              repetition x rows of its first output.
 //   op         {"op": "hr.linear",               one of ir/train_ops.h that has a gradient
 //               "name": "layers.0.qkv",          for people and messages; unique in a micro-batch
 //               "in": ["norm1", "model.layers.0.self_attn.q_proj.weight", ...],   in the table's

@@ -109,6 +109,25 @@ TEST(CapturedForward, StagesAreCutWhereOneValueLeadsOn) {
   EXPECT_EQ((*steps)[1]->workload.graph.ops[1].kernel, "hr.norm");
 }
 
+TEST(CapturedForward, ValuesMayBeCalledAsGradientsAndOutputsAre) {
+  json forward = good();
+  const auto rename = [&](const std::string& from, const std::string& to) {
+    for (json& op : ops(forward)) {
+      for (json& in : op["in"]) {
+        if (in == from) in = to;
+      }
+      for (json& out : op["out"]) {
+        if (out["name"] == from) out["name"] = to;
+      }
+    }
+  };
+  rename("losses", "loss");
+  rename("layers.0.norm1", "embed.d");
+  rename("layers.0.qkv", "embed.d2");
+  rename("layers.0.rope", "\u043a\u043b\u0438\u043f");
+  EXPECT_TRUE(outcome(forward).ok()) << outcome(forward).message();
+}
+
 // A weight that two layers have in common: its sums would differ, so there is one order.
 TEST(CapturedForward, LayersThatShareAWeightHaveOneOrder) {
   json forward = test::captured_json(test::small_llama(), test::small_shape(2));
