@@ -1,6 +1,8 @@
 // What clients of `headrace serve` see: texts, streams, errors, limits, drain.
 #include "tests/e2e/serve.h"
 
+#include <sys/resource.h>
+
 #include <future>
 
 namespace headrace::testing {
@@ -304,9 +306,12 @@ TEST_F(Serve, WhoWaitsIsAnsweredWhenItDrainsAndNobodyElse) {
   ASSERT_TRUE(process_->wait_for_error("stopping"));
   wait_until([&] {
     const ClientReply r = late.ask(get("/health"));
-    EXPECT_TRUE(r.status == 200 || r.status == 503 || r.status == 0) << r.status;
-    return r.status != 200;
+    if (r.status == 200) return false;
+    EXPECT_EQ(r.status, 503);
+    EXPECT_EQ(json(r)["status"], "draining") << r.body;
+    return true;
   });
+  EXPECT_EQ(json(ask(get("/v1/models")))["error"]["code"], "draining");
   const ClientReply reply = c.read_reply();
   EXPECT_EQ(reply.status, 200);
   EXPECT_EQ(events_of(reply.body).data.back(), "[DONE]");
@@ -327,6 +332,124 @@ TEST_F(Serve, TheSecondSignalEndsItAtOnce) {
   const Finished f = process_->wait();
   process_.reset();
   EXPECT_EQ(f.signal, SIGTERM);
+}
+
+TEST_F(Serve, WhatTakesLongerThanItMayIsCutOffWithTheReason) {
+  start({"--context", "2048", "--drain-seconds", "0"}, "96MiB");
+  Json wanted = {{"prompt", "x"}, {"max_tokens", 2000}, {"ignore_eos", true}, {"stream", true}};
+  HttpClient stream = client(), whole = client();
+  stream.send(post("/v1/completions", wanted.dump()));
+  ASSERT_TRUE(stream.read_until("data: "));
+  wanted["stream"] = false;
+  whole.send(post("/v1/completions", wanted.dump()));
+  wait_until([&] {
+    const Json now = live();
+    return now["running"].get<int>() + now["waiting"].get<int>() == 2;
+  });
+  process_->send(SIGTERM);
+  const Events events = events_of(stream.read_reply().body);
+  ASSERT_FALSE(events.data.empty());
+  EXPECT_NE(events.data.back().find("--drain-seconds"), std::string::npos) << events.data.back();
+  const ClientReply reply = whole.read_reply();
+  EXPECT_EQ(reply.status, 503);
+  EXPECT_NE(reply.body.find("--drain-seconds"), std::string::npos) << reply.body;
+  const Finished f = process_->wait();
+  process_.reset();
+  EXPECT_EQ(f.code, 130) << f.err;
+  EXPECT_NE(f.err.find("2 answers were cut off"), std::string::npos) << f.err;
+}
+
+TEST_F(Serve, ASignalWhileItLoadsEndsItAtOnce) {
+  // Opening it waits for somebody who writes, as a disk that does not answer would.
+  const std::string pipe = folder_ / "slow.gguf";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  process_.emplace(folder_, std::vector<std::string>{"serve", pipe, "--memory", "64MiB", "--port",
+                                                     "0"});
+  ASSERT_TRUE(process_->wait_for_error("loading"));
+  const std::string err = slurp(folder_ / "stderr");
+  const size_t colon = err.find(':', err.find("http://") + 7);
+  port_ = static_cast<uint16_t>(std::stoi(err.substr(colon + 1)));
+  const ClientReply health = ask(get("/health"));
+  EXPECT_EQ(health.status, 503);
+  EXPECT_EQ(json(health)["status"], "loading") << health.body;
+  process_->send(SIGTERM);
+  const Finished f = process_->wait();
+  process_.reset();
+  EXPECT_EQ(f.code, 130) << f.err;
+  EXPECT_NE(f.err.find("stopped on request"), std::string::npos) << f.err;
+}
+
+// Files of entries in a prefix store, those that are being written left out.
+size_t entries_in(const std::string& folder) {
+  size_t count = 0;
+  std::error_code none;
+  for (const auto& e : std::filesystem::recursive_directory_iterator(folder, none)) {
+    count += e.is_regular_file(none) && e.path().extension() == ".kv";
+  }
+  return count;
+}
+
+TEST_F(Serve, PromptsThatWereReadAreFoundAfterARestartAndAfterAKill) {
+  const std::vector<std::string> words = {"--context", "1024", "--prefix-store",
+                                          folder_ / "store"};
+  const std::string prompt = std::string(300, 'x') + std::string(300, 'y');
+  start(words, "96MiB");
+  const std::string text = complete(prompt, 16);
+  EXPECT_EQ(live()["cached_tokens"], 0);
+  stop();
+  EXPECT_EQ(entries_in(folder_ / "store"), 2u);
+  for (int run = 0; run < 2; ++run) {  // after SIGTERM, after SIGKILL
+    start(words, "96MiB");
+    EXPECT_EQ(complete(prompt, 16), text);
+    EXPECT_EQ(live()["cached_tokens"], 512);
+    EXPECT_NE(ask(get("/metrics")).body.find("headrace_prefix_store_hits_total 1\n"),
+              std::string::npos);
+    // It dies while it writes and answers.
+    HttpClient c = client();
+    c.send(post("/v1/completions", Json({{"prompt", std::string(900, 'z')}, {"max_tokens", 60},
+                                         {"ignore_eos", true}, {"stream", true}}).dump()));
+    ASSERT_TRUE(c.read_until("data: "));
+    process_->send(SIGKILL);
+    EXPECT_EQ(process_->wait().signal, SIGKILL);
+    process_.reset();
+  }
+}
+
+TEST_F(Serve, ADiskThatTakesNothingLosesNobodyAndChangesNoText) {
+  start({"--context", "1024", "--parallel", "2", "--speculate", "0", "--kv-dir", folder_.path(),
+         "--prefix-store", folder_ / "store"}, "96MiB");
+  const auto ask_all = [this] {
+    std::vector<std::future<std::string>> texts;
+    for (int i = 0; i < 6; ++i) {
+      texts.push_back(std::async(std::launch::async, [this, i] {
+        return complete(std::string(260, static_cast<char>('a' + i)), 24, {{"priority", i}});
+      }));
+    }
+    std::vector<std::string> said;
+    for (auto& text : texts) said.push_back(text.get());
+    return said;
+  };
+  const auto take = [this](rlim_t bytes) {
+    const rlimit limit = {bytes, RLIM_INFINITY};
+    ASSERT_EQ(::prlimit(process_->pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
+  };
+  const auto store_writes = [this](const char* value) {
+    return ask(get("/metrics")).body.find(std::string("\nheadrace_prefix_store_writes ") + value +
+                                          "\n") != std::string::npos;
+  };
+  EXPECT_TRUE(store_writes("1"));
+  take(0);
+  const std::vector<std::string> without = ask_all();
+  EXPECT_TRUE(store_writes("0"));
+  EXPECT_EQ(live()["preemptions"], 0) << "nobody could leave";
+  EXPECT_EQ(entries_in(folder_ / "store"), 0u);
+  take(RLIM_INFINITY);
+  wait_until([&] {
+    EXPECT_EQ(ask_all(), without);
+    return live()["preemptions"] > 0;
+  });
+  EXPECT_EQ(live()["jobs_failed"], 0);
+  EXPECT_EQ(stop().code, 0);
 }
 
 TEST_F(Serve, APortThatIsTakenIsNamed) {
@@ -360,6 +483,36 @@ TEST_F(Serve, ADraftModelChangesNoText) {
   EXPECT_EQ(other.code, 4) << other.err;
   EXPECT_NE(other.err.find("vocabulary"), std::string::npos) << other.err;
   EXPECT_EQ(headrace(folder_, {"serve", model(), "--speculate", "0", "--draft", model()}).code, 2);
+}
+
+TEST_F(Serve, AsManyFilesAsConnectionsMayBeOpened) {
+  Process::Options few;
+  few.in_child = [] {
+    rlimit limit = {};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 64;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  };
+  start({}, "64MiB", few);  // 163 connections
+  rlimit limit = {};
+  ASSERT_EQ(::prlimit(process_->pid(), RLIMIT_NOFILE, nullptr, &limit), 0);
+  EXPECT_GE(limit.rlim_cur, 163u);
+  EXPECT_EQ(slurp(folder_ / "stderr").find("connections at once"), std::string::npos);
+  stop();
+  few.in_child = [] {
+    const rlimit limit = {300, 300};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  };
+  start({}, "64MiB", few);
+  const std::string err = slurp(folder_ / "stderr");
+  EXPECT_NE(err.find("only 44 connections at once: this process may open 300 files"),
+            std::string::npos)
+      << err;
+  std::vector<HttpClient> clients;
+  for (int i = 0; i < 60; ++i) {
+    clients.push_back(client());
+    EXPECT_EQ(clients.back().ask(get("/health")).status, 200) << i;
+  }
 }
 
 TEST_F(Serve, OpenDoorsAreWarnedAbout) {
