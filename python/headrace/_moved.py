@@ -3,7 +3,7 @@
 Vocabulary
     key       one piece of bytes (a tensor's whole storage) from the event that packs it on.
     state     bytes that one cycle leaves for the next (optimizer moments).
-    event     "pack:KEY", "unpack:KEY:N" (the N-th), "tick:NAME" or "state:NAME": one op of the Program,
+    event     "pack:KEY", "unpack:KEY:N" (the N-th), "tick:NAME" or "state:NAME": an op of the Program,
               in the order in which they happen.
     hold      a key whose bytes must stay where they are during an event that does not name it,
               because somebody still uses what an earlier event handed out.
@@ -45,12 +45,12 @@ def moved_workload(events: Sequence[str], seconds: Sequence[float], sizes: Mappi
                    cyclic: bool = True, holds: Mapping[int, Sequence[str]] | None = None,
                    states: Collection[str] = (), rules: Mapping[str, dict] | None = None,
                    name: str = "moved") -> str:
-    """The workload (JSON, see docs/guide/workload.md) whose ops are these events, with one at the end.
+    """The workload (JSON, docs/guide/workload.md) whose ops are these events, with one at the end.
 
     seconds[i] is the time from event i to the next one. sizes: bytes of every key and state.
     holds[i]: keys that must stay in place during event i besides its own. states: names that may be
-    unpacked without a pack, as cycles leave them to each other. rules: more fields of single tensors
-    ("pinned", "remote_memory"). Another unpack before its key's pack is a ValueError.
+    unpacked without a pack, as cycles leave them to each other. rules: more fields of single
+    tensors ("pinned", "remote_memory"). Another unpack before its key's pack is a ValueError.
     """
     tensors, ops, numbers = [], [], {}
 
@@ -102,8 +102,8 @@ class MovedTensors:
                  holds: Mapping[int, Sequence[str]] | None = None,
                  sizes: Mapping[str, int] | None = None, paranoid: bool = False) -> None:
         """Takes the arena and opens the scratch files in `folder`. holds, sizes: as given to
-        moved_workload; with sizes, a pack of more bytes than planned is a Deviation. paranoid: freed
-        memory is filled with NaN.
+        moved_workload; with sizes, a pack of more bytes than planned is a Deviation. paranoid:
+        freed memory is filled with NaN.
 
         HeadraceError when the files cannot be made or memory is refused.
         """
@@ -177,7 +177,7 @@ class MovedTensors:
         return base
 
     def pack(self, key: str, tensor: torch.Tensor) -> None:
-        """Event "pack:KEY": copies the whole storage of `tensor`, whatever part of it that shows."""
+        """Event "pack:KEY": copies the whole storage that `tensor` shows some part of."""
         storage = tensor.untyped_storage()
         nbytes, planned = storage.nbytes(), self._sizes.get(key)
         if planned is not None and nbytes > planned:
@@ -194,7 +194,7 @@ class MovedTensors:
         return self._borrow(key, *self._operand(key, "inputs")).untyped_storage()
 
     def unpack(self, key: str, n: int, like: tuple) -> torch.Tensor:
-        """The same as a tensor. like: (size, stride, offset in elements, dtype) of what was packed."""
+        """The same as a tensor. like: (size, stride, offset in elements, dtype) of the packed one."""
         size, stride, offset, dtype = like
         return torch.empty(0, dtype=dtype).set_(self.storage(key, n), offset, size, stride)
 

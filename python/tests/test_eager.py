@@ -1,7 +1,7 @@
 """The eager door: gradients and parameters have the bits of plain PyTorch, whatever a loop does.
 
-Plans are made for the smallest arena that is possible, so that all that can move does; memory that the
-plan calls free is filled with NaN.
+Plans are made for the smallest arena that is possible, so that all that can move does; memory that
+the plan calls free is filled with NaN.
 """
 import copy
 import gc
@@ -122,7 +122,8 @@ def test_activations_and_moments_leave_memory_and_bits_are_the_same(folder):
     loop = both(folder)
     s = loop.stats()
     assert (s.recorded, s.followed, s.mode) == (1, 4, "following")
-    everything = sum(t.nbytes for p in loop.model.parameters() for t in [p] * 2) + 8 * WIDTH * ROWS * 4
+    moments = 2 * sum(p.nbytes for p in loop.model.parameters())
+    everything = moments + 8 * WIDTH * ROWS * 4
     assert s.arena_bytes < everything / 2
 
 
@@ -130,7 +131,8 @@ def views(x, layer):
     q, k, v = layer(x).view(ROWS, 4, 40).unbind(1)[:3]
     first = layer(x)[:, ::2]
     wide = first.t().expand(2, WIDTH // 2, ROWS).transpose(1, 2)
-    return (q * k).tanh().repeat(1, 4) * v.repeat(1, 4).exp().sin() + wide.sum(0).tanh().repeat(1, 2)
+    product = (q * k).tanh().repeat(1, 4) * v.repeat(1, 4).exp().sin()
+    return product + wide.sum(0).tanh().repeat(1, 2)
 
 
 def in_place(x, layer):
@@ -227,7 +229,8 @@ def test_a_function_that_returns_a_saved_tensor_as_gradient(folder):
 
 
 def test_an_inplace_change_that_pytorch_refuses_never_gives_a_wrong_gradient(folder):
-    """Of a tensor that stays where it is: refused as ever. Of one that left: the saved value counts."""
+    """Of a tensor that stays where it is: refused as ever. Of one that left: the saved value
+    counts."""
     model = Net(lambda x, layer: layer(x).exp())
     headrace.fit(model, None, "64MiB", folder=str(folder))
     loss = model(batch(torch.Generator().manual_seed(3)))

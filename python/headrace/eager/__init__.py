@@ -87,16 +87,18 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
     """Lets training of `model` by `optimizer` take at most `memory` more than is resident now.
 
     Returns the same two objects; train with them as before. Saved tensors of the model's forward
-    pass (what autograd keeps for backward) and the optimizer's state leave memory for a scratch file
-    while nobody needs them. Gradients and parameters have the same bits as without.
+    pass (what autograd keeps for backward) and the optimizer's state leave memory for a scratch
+    file while nobody needs them. Gradients and parameters have the same bits as without.
 
-    The first step records what happens when; it is slow. Steps after it follow a plan, as long as the
-    same happens again; if not (another shape, an exception), the rest of the step goes on unplanned,
-    slower, with the same bits, and a new plan is made. When everything fits, nothing is moved or copied.
+    The first step records what happens when; it is slow. Steps after it follow a plan, as long as
+    the same happens again; if not (another shape, an exception), the rest of the step goes on
+    unplanned, slower, with the same bits, and a new plan is made. When everything fits, nothing is
+    moved or copied.
 
-    Bounded is what is ours: saved tensors of 64 KiB and more, optimizer state, copies. Temporaries of
-    PyTorch's ops, logits, gradients, and what is computed outside the model's forward are measured in
-    the first step and again in each step that is recorded; the plan takes what they leave.
+    Bounded is what is ours: saved tensors of 64 KiB and more, optimizer state, copies. Temporaries
+    of PyTorch's ops, logits, gradients, and what is computed outside the model's forward are
+    measured in the first step and again in each step that is recorded; the plan takes what they
+    leave.
 
     Args:
         model: on the CPU. Its forward passes with gradients are watched; others are left alone.
@@ -109,9 +111,9 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
         verbose: print each plan when it is made.
         paranoid: fill memory with NaN as soon as the plan says that it is free (for tests).
 
-    Errors: HeadraceError here for what cannot be served; DoesNotFit here or when the second step begins,
-    with the bytes that are missing and what would help. Calling fit() again replaces the first call;
-    release(model) undoes it.
+    Errors: HeadraceError here for what cannot be served; DoesNotFit here or when the second step
+    begins, with the bytes that are missing and what would help. Calling fit() again replaces the
+    first call; release(model) undoes it.
     """
     release(model)
     _refuse_other_devices(model)
@@ -127,8 +129,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
 def _refuse_other_devices(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu":
-            raise HeadraceError(f"parameter '{name}' is on {parameter.device}: fit() moves tensors of "
-                                "the CPU", "unsupported")
+            raise HeadraceError(f"parameter '{name}' is on {parameter.device}: fit() moves tensors "
+                                "of the CPU", "unsupported")
 
 
 def _look_ahead(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None,
@@ -138,15 +140,17 @@ def _look_ahead(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None,
     gradients = sum(p.nbytes for p in trained if p.grad is None)
     if settings.verbose:
         state = "left in memory" if optimizer is not None and not separable(optimizer) else "moved"
-        print(f"headrace.fit: {sum(p.nbytes for p in model.parameters()) >> 20:,} MiB of parameters, "
-              f"{gradients >> 20:,} MiB of gradients to come, in {settings.memory >> 20:,} MiB more than "
-              f"now; optimizer state is {state}. The first step records what happens when.")
+        parameters = sum(p.nbytes for p in model.parameters())
+        print(f"headrace.fit: {parameters >> 20:,} MiB of parameters, {gradients >> 20:,} MiB of "
+              f"gradients to come, in {settings.memory >> 20:,} MiB more than now; optimizer state "
+              f"is {state}. The first step records what happens when.")
     if gradients > settings.memory:
         raise DoesNotFit(
-            f"gradients alone take {gradients / 2**20:,.0f} MiB, {settings.memory / 2**20:,.0f} MiB "
-            f"were given: give at least memory=\"{-(-gradients // 2**20)}MiB\" and what a layer "
-            "needs, freeze parameters, or use headrace.compile_step, which places gradients as well.",
-            gradients, settings.memory, ["more memory", "frozen parameters", "headrace.compile_step"])
+            f"gradients alone take {gradients / 2**20:,.0f} MiB, "
+            f"{settings.memory / 2**20:,.0f} MiB were given. Options: more memory, frozen "
+            "parameters, headrace.compile_step, which places gradients as well.",
+            gradients, settings.memory,
+            ["more memory", "frozen parameters", "headrace.compile_step"])
 
 
 def release(model: torch.nn.Module) -> None:

@@ -1,7 +1,8 @@
 """What glibc's allocator keeps of freed memory, given back. Elsewhere these do nothing.
 
-tune_malloc() sends blocks of 64 KiB and more to mmap, so that they go back to the system when they are
-freed; but only those for which the heap has no hole. Holes of before fill with tensors, and stay.
+tune_malloc() sends blocks of 64 KiB and more to mmap, so that they go back to the system when they
+are freed; but only those for which the heap has no hole. Holes of before fill with tensors, and
+stay.
 """
 from __future__ import annotations
 

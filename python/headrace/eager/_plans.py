@@ -11,8 +11,8 @@ from headrace.eager._recording import Order
 
 # Orders kept, for instance of the batch shapes of a training run.
 MOST_PLANS = 4
-# Beside the arena the plan has descriptions of its instructions, the engine rings and stacks; measured:
-# 4 to 5 MiB for 50 events, 7 for 350. The rest is for what varies from step to step.
+# Beside the arena the plan has descriptions of its instructions, the engine rings and stacks;
+# measured: 4 to 5 MiB for 50 events, 7 for 350. The rest is for what varies from step to step.
 MARGIN_BYTES = 10 << 20
 
 
@@ -139,8 +139,9 @@ class Plans:
                    "torch.utils.checkpoint around the layers",
                    "headrace.compile_step, which places logits and gradients as well"]
         return DoesNotFit(
-            f"this training step needs at least {needed / mib:,.0f} MiB more than before the call of "
-            f"fit(), {memory / mib:,.0f} MiB were given ({(needed - memory) / mib:,.0f} MiB short): "
+            f"this training step needs at least {needed / mib:,.0f} MiB more than before the call "
+            f"of fit(), {memory / mib:,.0f} MiB were given "
+            f"({(needed - memory) / mib:,.0f} MiB short): "
             f"gradients, logits and temporaries of ops take {others / mib:,.0f} MiB at their peak, "
             f"saved tensors and optimizer state in use at the same time {arena / mib:,.0f} MiB. "
             f"Options: {'; '.join(options)}.", needed, memory, options)

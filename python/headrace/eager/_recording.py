@@ -1,10 +1,11 @@
 """What happens in one cycle (from one optimizer step to the next): its events, their times, and the
 memory that everything else takes meanwhile.
 
-While a cycle is recorded, each event ends a *segment* and begins the next one; so does the release of
-what an event has handed out. Of every segment the peak of resident memory is read (Linux counts it;
-the count begins anew at each segment, so VmHWM of the process is wrong afterwards) and what we hold
-ourselves is taken off: the rest is parameters, gradients, logits, temporaries of ops, libraries.
+While a cycle is recorded, each event ends a *segment* and begins the next one; so does the release
+of what an event has handed out. Of every segment the peak of resident memory is read (Linux counts
+it; the count begins anew at each segment, so VmHWM of the process is wrong afterwards) and what we
+hold ourselves is taken off: the rest is parameters, gradients, logits, temporaries of ops,
+libraries.
 """
 from __future__ import annotations
 
@@ -111,8 +112,8 @@ class Recorder:
             self.saved_bytes -= self.sizes[key]
 
     def finish(self, states: dict[str, int], rules: dict[str, dict]) -> Order:
-        """The cycle is over. states: bytes by name of what cycles leave to each other (events of other
-        names go); rules: what was asked for some of them."""
+        """The cycle is over. states: bytes by name of what cycles leave to each other (events of
+        other names go); rules: what was asked for some of them."""
         self.end_segment()
         # A key that outlives its cycle, or that nobody came for, would only be in the plan's way.
         aside = {key for key in self.sizes

@@ -3,8 +3,8 @@
 Such a parameter comes for the forward pass of its module, for the backward ops that ask for it, and
 for the optimizer's step; in between it is a NaN that takes no memory and refuses to be written to.
 The tensor stays the same object. state_dict() and deepcopy of the model see true values, and
-load_state_dict() writes through. A parameter that is read outside the forward pass of its module (by
-other code, or by a method that torch.utils.checkpoint calls again) is NaN.
+load_state_dict() writes through. A parameter that is read outside the forward pass of its module
+(by other code, or by a method that torch.utils.checkpoint calls again) is NaN.
 
 Left in memory: parameters that modules without the mark share, and those below 64 KiB.
 """

@@ -1,4 +1,4 @@
-"""A frozen embedding table marked with @remote_memory: only the rows that a batch uses are in memory."""
+"""A frozen table marked with @remote_memory: only the rows that a batch uses are in memory."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

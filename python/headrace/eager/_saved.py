@@ -1,7 +1,7 @@
 """Saved tensors of autograd: what leaves memory between forward and backward.
 
-One Saved stands for the bytes of one storage at one version, however many views of it autograd saves.
-It lives as long as the graph can ask for it. Its bytes are
+One Saved stands for the bytes of one storage at one version, however many views of it autograd
+saves. It lives as long as the graph can ask for it. Its bytes are
     in the engine   while its cycle follows a Program, and after a deviation, until it dies
     in the spill    when its cycle is recorded, when the plan says so, or after a deviation
     and once more in ordinary memory or in the arena while a backward op uses them (`live`).
@@ -51,7 +51,8 @@ class Saved:
 
 def ordinary_storage(nbytes: int, released: Any = None) -> tuple[torch.UntypedStorage, Any]:
     """Memory of the system that goes back to it at the moment in which nobody has the storage any
-    more; `released`, when given, is called then, just before. Returns the weak reference as well."""
+    more; `released`, when given, is called then, just before. Returns the weak reference as
+    well."""
     room = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def freed(_: Any) -> None:

@@ -1,16 +1,16 @@
-"""The eager door for one model and its optimizer: which mode each cycle is in, and what happens when.
+"""The eager door for one model and its optimizer: the mode of each cycle, and what happens when.
 
 A cycle goes from one optimizer step to the next. Modes
-    RECORDING   each saved tensor goes to a scratch file at once and comes back when backward asks; the
-                order of events, their times and the memory of everything else are noted.
+    RECORDING   each saved tensor goes to a scratch file at once and comes back when backward asks;
+                the order of events, their times and the memory of everything else are noted.
     FOLLOWING   the engine follows the Program made from such a record: event k is op k.
-    DEVIATED    an event was not the expected one. The engine stands still; what it has is read from it
-                when asked for; what is new goes to the scratch file. The next cycle is recorded.
+    DEVIATED    an event was not the expected one. The engine stands still; what it has is read from
+                it when asked for; what is new goes to the scratch file. The next cycle is recorded.
     OFF         everything fits: no hook does anything.
 
-Bounded is what is ours: the arena, the scratch file's buffers, copies for backward ops. Temporaries of
-ops, logits and gradients are PyTorch's: they are measured while recording, and the arena is what is
-left of the request.
+Bounded is what is ours: the arena, the scratch file's buffers, copies for backward ops. Temporaries
+of ops, logits and gradients are PyTorch's: they are measured while recording, and the arena is what
+is left of the request.
 """
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Session:
             self.mode = Mode.FOLLOWING
 
     def _stay_low(self) -> None:
-        """Holes of the allocator's heap take freed tensors in and do not give them back by themselves."""
+        """New holes of the allocator's heap keep freed tensors in memory."""
         if _core.process_memory().rss > self._lowest + SLACK_BYTES:
             give_back_freed()
             self._lowest = _core.process_memory().rss
@@ -245,7 +245,7 @@ class Session:
     # Remote parameters.
 
     def fetch(self, remote: Remote) -> torch.UntypedStorage:
-        """A remote parameter is used: where its bytes are in memory until nobody has them any more."""
+        """A remote parameter is used: its bytes in memory, until nobody has them any more."""
         with self.lock:
             storage = remote.live() if remote.live is not None else None
             if storage is None:

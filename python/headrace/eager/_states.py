@@ -1,11 +1,12 @@
 """Optimizer state that leaves memory between the optimizer's steps.
 
 The optimizer's own step runs once for each *chunk* of parameters, with only their state in memory;
-for optimizers that treat every parameter by itself that is bit for bit one call. Others (LBFGS, those
-that we do not know) are left alone.
+for optimizers that treat every parameter by itself that is bit for bit one call. Others (LBFGS,
+those that we do not know) are left alone.
 
 The tensors in optimizer.state stay the same objects. While their bytes are elsewhere they are NaNs
-that take no memory and refuse to be written to; state_dict(), pickling and deepcopy see true values.
+that take no memory and refuse to be written to; state_dict(), pickling and deepcopy see true
+values.
 """
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def chunked(session: "Session", groups: list[dict]) -> list[Chunk]:
 
 
 class States:
-    """The optimizer's state of one session. All under the session's lock but the steps themselves."""
+    """The optimizer's state of one session. All but the steps is under the session's lock."""
 
     def __init__(self, session: "Session", optimizer: Optimizer | None) -> None:
         self.session = session
@@ -128,7 +129,7 @@ class States:
             return states._step(raw, closure, args, kwargs)
 
         step.__wrapped__ = type(optimizer).step
-        hooked = Optimizer.profile_hook_step(step)  # runs the hooks of users once, around all chunks
+        hooked = Optimizer.profile_hook_step(step)  # users' hooks run once, around all chunks
 
         def whole(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
             self._opt_called = True  # what the schedulers' own wrapper notes
@@ -203,8 +204,9 @@ class States:
         return {c.name: c.nbytes for c in self.chunks if c.entries}
 
     def attach(self, chunk: Chunk, image: torch.UntypedStorage | None) -> Any:
-        """State of the chunk into memory: into `image`, a place in the arena that has its bytes unless
-        its home is memory, or into ordinary memory. Returns where it is; None: nothing was moved."""
+        """State of the chunk into memory: into `image`, a place in the arena that has its bytes
+        unless its home is memory, or into ordinary memory. Returns where it is; None: nothing was
+        moved."""
         if not chunk.entries:
             return None
         if image is None and chunk.home == "memory":

@@ -17,8 +17,8 @@ class Stats:
         deviations: cycles that were not as planned; last_deviation says why the last was not.
         spilled_bytes: put into the scratch file one by one, outside of any plan.
         loaded_bytes, stored_bytes, stall_seconds: of the engines that followed plans.
-        recorded_peak_bytes: the most that was resident in the cycles that were recorded, the process as
-            a whole (its VmHWM counts from the last of them on).
+        recorded_peak_bytes: the most that was resident in the cycles that were recorded, the
+            process as a whole (its VmHWM counts from the last of them on).
         arena_bytes: memory that the current engine holds; 0: none runs.
         plan: what is followed; None: nothing is. It is a table for people when printed.
     """
