@@ -1,8 +1,8 @@
 """Trains a model plainly or through one of the doors, and compares what came of it.
 
 Everything a training loop of a user does is in `train`, in a user's order: the door is opened by
-its one line and nothing else differs. What a door returns is held against the plain run: bit for bit
-for the eager door; norm-wise for those that compute in another order (EXACT says which).
+its one line and nothing else differs. What a door returns is held against the plain run: bit for
+bit for the eager door; norm-wise for those that compute in another order (EXACT says which).
 """
 import contextlib
 import copy
@@ -201,9 +201,10 @@ def assert_same(got: Run, plain: Run, door: str, close: float = CLOSE) -> None:
 
 @contextlib.contextmanager
 def moving(slack: float = 1.0):
-    """Inside, the eager and the compile door plan for the least arena in which there is a plan, times
-    `slack`, whatever the process holds; the eager door also moves tensors of a page. The small models
-    of tests would never be tight otherwise: the process itself varies by more than they take."""
+    """Inside, the eager and the compile door plan for the least arena in which there is a plan,
+    times `slack`, whatever the process holds; the eager door also moves tensors of a page. The
+    small models of tests would never be tight otherwise: the process itself varies by more than
+    they take."""
     def eager_plan(self, order, extra_bytes):
         return self._plan_in(order, int(self._least_arena(order) * slack)) if order.events else None
 

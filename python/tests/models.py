@@ -45,7 +45,8 @@ def language_loss(model, tokens, targets):
 
 def language_model(family, recompute=False, **more):
     shape = dict(family=family, layers=3, hidden=128, heads=4,
-                 kv_heads=4 if family == "gpt2" else 2, ffn=320, vocab=VOCAB, sequence=TOKENS, checkpoint=recompute)
+                 kv_heads=4 if family == "gpt2" else 2, ffn=320, vocab=VOCAB, sequence=TOKENS,
+                 checkpoint=recompute)
     return torch_step.Model(types.SimpleNamespace(**(shape | more)))
 
 
@@ -166,6 +167,7 @@ def _language(name, **more):
 
 CASES = {case.name: case for case in (
     _language("llama", family="llama"),
+    _language("tiny", family="llama", layers=1, hidden=64, ffn=128),
     _language("gpt2", family="gpt2"),
     _language("checkpointed", family="llama", recompute=True),
     Case("lora", low_rank_model, token_batch, language_loss),
