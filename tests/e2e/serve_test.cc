@@ -301,11 +301,10 @@ TEST_F(Serve, WhoWaitsIsAnsweredWhenItDrainsAndNobodyElse) {
   c.send(post("/v1/completions", Json({{"prompt", "x"}, {"max_tokens", 300},
                                        {"ignore_eos", true}, {"stream", true}}).dump()));
   ASSERT_TRUE(c.read_until("data: "));
-  HttpClient late = client();  // connected before, asks after
   process_->send(SIGTERM);
   ASSERT_TRUE(process_->wait_for_error("stopping"));
   wait_until([&] {
-    const ClientReply r = late.ask(get("/health"));
+    const ClientReply r = ask(get("/health"));
     if (r.status == 200) return false;
     EXPECT_EQ(r.status, 503);
     EXPECT_EQ(json(r)["status"], "draining") << r.body;

@@ -311,6 +311,8 @@ TEST_F(HttpServerTest, DrainRefusesNewRequestsAndWaitsForTheRunningStream) {
   ASSERT_TRUE(reply->begin_stream("text/event-stream"));
   auto waiting = client();  // idle, connected before
   EXPECT_EQ(waiting.ask(get("/echo")).status, 200);
+  // The client may know of the reply's end before the server does, which closes what ends later.
+  wait_until([&] { return server_->stats().replies == 1; });
   std::atomic<bool> drained{false};
   threads_.emplace_back([&] {
     server_->drain();
