@@ -117,6 +117,8 @@ class Session:
         elif not chosen.moves:
             self._stop_engine()
             self.states.keep_in_memory()
+            if self.mode is not Mode.OFF and self.spill.held_bytes == 0:
+                self.spill = _core.Spill(self.settings.folder)  # its 8 MiB of buffers go
             self.mode = Mode.OFF
         else:
             self._start_engine(chosen)
