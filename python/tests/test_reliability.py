@@ -23,6 +23,21 @@ from models import CASES
 HERE = pathlib.Path(__file__).resolve().parent
 
 
+@pytest.fixture(autouse=True)
+def moving(request):
+    """All that can move does, but in the tests of refusals: they need the real room."""
+    if "numbers_and_options" in request.node.name:
+        yield
+        return
+    with doors.moving():
+        yield
+
+
+def case_of(door):
+    """Plans of compiled graphs take seconds a layer."""
+    return "tiny" if door == "compile" else "llama"
+
+
 def through(door, memory, folder, case="llama", how=How(), **more):
     case = CASES[case]
     return doors.train(case.model(), case.batch, case.loss, how, door, memory, folder, **more)
@@ -71,7 +86,7 @@ def scratch_bytes():
 @pytest.mark.parametrize("parts", (1, 2, 4, 8))
 @pytest.mark.parametrize("door", ("eager", "compile"))
 def test_accumulated_gradients_have_the_norm_of_one_big_batch(door, parts, folder):
-    case = CASES["llama"]
+    case = CASES[case_of(door)]
     tokens, targets = models.token_batch(torch.Generator().manual_seed(5), rows=8)
 
     def norm(door, parts, memory):
@@ -90,7 +105,7 @@ def test_shapes_that_change_between_micro_batches(door, folder):
     def batches():
         lengths = random.Random(3)
         return lambda generator: models.token_batch(generator, 4, lengths.choice([24, 48, 64]))
-    case, how = CASES["llama"], How(accumulation=3, steps=6)
+    case, how = CASES[case_of(door)], How(accumulation=3, steps=6)
     plain = doors.train(case.model(), batches(), case.loss, how)
     got = doors.in_the_least(door, lambda memory: doors.train(
         case.model(), batches(), case.loss, how, door, memory, folder))
@@ -101,7 +116,7 @@ def test_shapes_that_change_between_micro_batches(door, folder):
 def test_random_delays_change_no_bit_and_no_peak(door, folder, monkeypatch):
     """Everything that moves waits before it starts and after it is done, now and then."""
     from headrace._moved import MovedTensors
-    calm = tight(door, folder)
+    calm = tight(door, folder, case_of(door))
     delays, count = random.Random(11), [0]
 
     def delayed(original):
@@ -114,7 +129,7 @@ def test_random_delays_change_no_bit_and_no_peak(door, folder, monkeypatch):
         return call
     for name in ("pack", "unpack", "tick", "begin", "end"):
         monkeypatch.setattr(MovedTensors, name, delayed(getattr(MovedTensors, name)))
-    slow = tight(door, folder)
+    slow = tight(door, folder, case_of(door))
     assert count[0] > 50
     assert all(torch.equal(a, b) for a, b in zip(slow.losses, calm.losses))
     assert all(torch.equal(slow.state[name], calm.state[name]) for name in calm.state)
@@ -123,11 +138,11 @@ def test_random_delays_change_no_bit_and_no_peak(door, folder, monkeypatch):
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_freed_memory_that_is_overwritten_changes_nothing(door, folder):
     """MALLOC_PERTURB_ fills what is freed and what is new: a byte read too late shows."""
-    words = ("llama", door, "40MiB", folder, 4)
+    words = (case_of(door), door, "40MiB", folder, 4)
     poisoned = worker(*words, environment={"MALLOC_PERTURB_": "165"})
     assert poisoned == worker(*words)
     if door in doors.EXACT:
-        assert poisoned == worker("llama", "none", *words[2:])
+        assert poisoned == worker(words[0], "none", *words[2:])
 
 
 @pytest.mark.parametrize("tier", ("disk", "default"))
@@ -135,13 +150,13 @@ def test_freed_memory_that_is_overwritten_changes_nothing(door, folder):
 def test_two_hundred_steps_are_the_same_on_every_tier(door, tier, folder):
     where = {"disk": folder, "default": None}[tier]
     how = How(steps=200, schedule=True)
-    plain = through(None, None, None, how=how)
-    got = tight(door, where, how=how)
+    plain = through(None, None, None, case_of(door), how=how)
+    got = tight(door, where, case_of(door), how)
     if door in doors.EXACT:
         doors.assert_same(got, plain, door)
     else:
         assert doors.distance(got.losses[-1], plain.losses[-1]) < 1e-3
-        roomy = through(door, "4GiB", where, how=how)
+        roomy = through(door, "4GiB", where, case_of(door), how)
         assert all(torch.equal(a, b) for a, b in zip(got.losses, roomy.losses))
 
 
@@ -161,11 +176,11 @@ def test_a_loss_that_is_not_a_number_is_plain_torchs(door, folder):
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_frozen_and_unused_parameters_with_clipping(door, folder):
     def build():
-        model = models.language_model("llama")
+        model = models.language_model("llama", layers=2)
         model.blocks[0].requires_grad_(False)
         model.unused = torch.nn.Linear(64, 64)
         return model
-    case, how = CASES["llama"]._replace(build=build), How(clip=0.05)
+    case, how = CASES["llama"]._replace(build=build), How(clip=0.05, steps=3)
     plain = doors.train(case.model(), case.batch, case.loss, how)
     got = doors.in_the_least(door, lambda memory: doors.train(
         case.model(), case.batch, case.loss, how, door, memory, folder))
@@ -178,7 +193,7 @@ def killed_again_and_again(door, folder, state, at, steps):
     """Lines of a run that is killed right after each of the steps `at`, and started again."""
     lines = []
     for last in (*at, None):
-        child = start_worker("llama", door, "40MiB", folder, steps, "--state", state)
+        child = start_worker(case_of(door), door, "40MiB", folder, steps, "--state", state)
         for line in child.stdout:
             lines.append(line.strip())
             if last is not None and line.split()[0] == str(last):
@@ -196,13 +211,13 @@ def killed_again_and_again(door, folder, state, at, steps):
 @pytest.mark.parametrize("door, at", [("eager", range(10)), ("compile", (0, 4)),
                                       ("step", (0, 4, 9))])
 def test_killed_and_resumed_is_the_run_that_was_not(door, at, folder, tmp_path):
-    whole = worker("llama", door, "40MiB", folder, 12)
+    whole = worker(case_of(door), door, "40MiB", folder, 12)
     assert killed_again_and_again(door, folder, tmp_path / "state", at, 12) == whole
 
 
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_two_runs_at_once_share_a_folder(door, folder, tmp_path):
-    words = ("vit", door, "40MiB", folder, 6, "--state")
+    words = (case_of(door), door, "40MiB", folder, 6, "--state")
     alone = worker(*words, tmp_path / "c")
     children = [start_worker(*words, tmp_path / name) for name in "ab"]
     for child in children:
@@ -215,7 +230,7 @@ def test_two_runs_at_once_share_a_folder(door, folder, tmp_path):
 def test_twenty_runs_leave_no_more_on_the_disk_than_one(door, folder):
     sizes = []
     for _ in range(20):
-        tight(door, folder, "vit", How(steps=2))
+        tight(door, folder, "tiny", How(steps=2))
         sizes.append(scratch_bytes())
     assert sizes[-1] <= sizes[1], sizes
 
@@ -225,7 +240,7 @@ def test_twenty_runs_leave_no_more_on_the_disk_than_one(door, folder):
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_a_disk_that_takes_no_more_is_an_error_with_a_code(door, folder):
     """RLIMIT_FSIZE: a write beyond it fails (EFBIG), as one on a full disk does (ENOSPC)."""
-    child = start_worker("llama", door, "40MiB", folder, 4, "--file-limit", 256 << 10)
+    child = start_worker(case_of(door), door, "40MiB", folder, 4, "--file-limit", 256 << 10)
     out, err = child.communicate()
     assert child.returncode == 1, out
     assert re.search(r"^headrace\.(_errors\.)?HeadraceError: .*scratch", err, re.M), err[-2000:]
@@ -235,14 +250,14 @@ def test_a_disk_that_takes_no_more_is_an_error_with_a_code(door, folder):
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_a_folder_that_is_not_there_is_named_before_any_work(door, folder):
     with pytest.raises(headrace.HeadraceError, match="nowhere"):
-        through(door, "64MiB", folder / "nowhere")
+        through(door, "64MiB", folder / "nowhere", case_of(door))
 
 
 @pytest.mark.parametrize("memory", ("", "lots", "-1GiB", "1 XB", -5, 0, 1.5, None, float("nan")))
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_memory_that_means_nothing_is_refused_by_its_text(door, memory, folder):
     with pytest.raises((headrace.HeadraceError, TypeError)) as refused:
-        through(door, memory, folder)
+        through(door, memory, folder, case_of(door))
     if isinstance(refused.value, headrace.HeadraceError):
         assert refused.value.code == "usage"
         assert str(memory) in str(refused.value)
@@ -251,7 +266,7 @@ def test_memory_that_means_nothing_is_refused_by_its_text(door, memory, folder):
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_what_cannot_fit_is_refused_with_numbers_and_options(door, folder):
     with pytest.raises(headrace.DoesNotFit) as refused:
-        through(door, "1MiB", folder)
+        through(door, "1MiB", folder, case_of(door))
     assert refused.value.budget_bytes == MIB
     assert refused.value.needed_bytes > MIB
     assert refused.value.options
@@ -260,7 +275,7 @@ def test_what_cannot_fit_is_refused_with_numbers_and_options(door, folder):
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_a_folder_in_memory_is_refused_by_name(door):
     with pytest.raises(headrace.HeadraceError, match="/dev/shm"):
-        tight(door, "/dev/shm")
+        tight(door, "/dev/shm", case_of(door))
 
 
 # --- Memory ---
@@ -268,7 +283,7 @@ def test_a_folder_in_memory_is_refused_by_name(door):
 @pytest.mark.parametrize("door", ("eager", "compile"))
 def test_interrupted_steps_leave_no_memory_behind(door, folder):
     """Exceptions after the forward pass: half of what a step saves is alive then."""
-    case = CASES["llama"]
+    case = CASES[case_of(door)]
     bare = case.model()
     optimizer = doors.make_optimizer(bare, How())
     model, _ = doors.open_door(door, bare, optimizer, "64MiB", folder)
@@ -293,7 +308,7 @@ def test_interrupted_steps_leave_no_memory_behind(door, folder):
 
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_a_thousand_steps_hold_no_more_than_two_hundred(door, folder):
-    case = CASES["vit"]
+    case = CASES["tiny"]
     bare = case.model()
     optimizer = doors.make_optimizer(bare, How())
     model, _ = doors.open_door(door, bare, optimizer, "64MiB", folder)

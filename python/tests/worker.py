@@ -73,4 +73,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with doors.moving():
+        main()
