@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import headrace  # noqa: E402
 import headrace.compiled  # noqa: E402
 import random_models  # noqa: E402
-from headrace.compiled import _backend, _planner, _runtime, _schedule, _step  # noqa: E402
+from headrace.compiled import _backend, _planner, _runtime, _schedule, _search, _step  # noqa: E402
 from models import CASES  # noqa: E402
 
 KINDS = ("llama", "gpt2", "vit", "conv", "dropped")
@@ -70,6 +70,12 @@ def steps_of(folder, monkeypatch):
                       folder, **more)
         made.append(steps)
         return steps
+    def moving(name, **more):
+        """Of what can be done without, everything moves, and nothing is computed again only."""
+        monkeypatch.setattr(_search.Search, "_still_draft", lambda search, room: None)
+        monkeypatch.setattr(_search, "ENGINE_BYTES", 0)
+        return make(name, **more)
+    make.moving = moving
     monkeypatch.setattr(_planner.Ledger, "room", room)
     yield make
     made.clear()
@@ -106,6 +112,17 @@ def test_every_room_gives_the_bits_of_torchs_own_graphs(kind, steps_of):
     # What the other two are made of is smaller than what one of their ops needs.
     assert recomputed + moved > 0 or kind in ("conv", "dropped")
     assert not _runtime._records
+
+
+def test_what_only_moves_has_the_same_bits(steps_of):
+    steps = steps_of.moving("llama")
+    expected = steps.expected()
+    torch._dynamo.reset()
+    steps.step()
+    for steps.room in rooms(steps.search()):
+        for _ in range(2):
+            assert same(steps.step(), expected)
+    assert any(chosen.emission.moved for chosen in steps.plans()[0].made)
 
 
 @pytest.mark.parametrize("kind", ("llama", "dropped"))
@@ -168,7 +185,7 @@ def test_more_room_is_never_predicted_slower_and_never_exceeded(steps_of):
 
 
 def test_moves_survive_dead_code_elimination(steps_of):
-    steps = steps_of("llama")
+    steps = steps_of.moving("llama")
     expected = steps.expected()
     torch._dynamo.reset()
     steps.step()
@@ -213,7 +230,7 @@ def test_a_value_that_moves_in_parts_moves_whole():
 # ---- what users do ----
 
 def test_a_retained_graph_gives_the_same_gradients_twice(steps_of):
-    steps = steps_of("llama")
+    steps = steps_of.moving("llama")
     steps.step()
     steps.room = steps.search().least()
     for _ in range(2):
@@ -229,7 +246,7 @@ def test_a_retained_graph_gives_the_same_gradients_twice(steps_of):
 
 
 def test_two_forward_passes_before_their_backward_passes(steps_of):
-    steps = steps_of("llama")
+    steps = steps_of.moving("llama")
     expected = steps.step()
     steps.room = steps.search().least()
     steps.step()
@@ -241,7 +258,7 @@ def test_two_forward_passes_before_their_backward_passes(steps_of):
 
 
 def test_a_forward_pass_without_backward_leaves_nothing(steps_of):
-    steps = steps_of("llama")
+    steps = steps_of.moving("llama")
     expected = steps.step()
     steps.room = steps.search().least()
     for _ in range(3):
@@ -253,7 +270,7 @@ def test_a_forward_pass_without_backward_leaves_nothing(steps_of):
 
 
 def test_passes_without_gradients_between_steps(steps_of):
-    steps = steps_of("llama")
+    steps = steps_of.moving("llama")
     expected = steps.step()
     steps.room = steps.search().least()
     for _ in range(2):

@@ -63,3 +63,17 @@ def live_bytes(step: Step, actions: list[Action]) -> tuple[int, int]:
         if action.kind == "turn":
             between = now
     return peak, between
+
+
+def least_bytes(step: Step) -> int:
+    """What no schedule does without: at each op its operands, its workspace, and what others hold."""
+    sizes = [allocated_bytes(value.bytes) for value in step.values]
+    held: set[int] = set()
+    least = 0
+    for at, op in enumerate(step.ops):
+        if at == step.turn:
+            held.update(i for i, value in enumerate(step.values) if value.tangent)
+        here = held.union(op.inputs, op.outputs)
+        least = max(least, sum(sizes[i] for i in here) + op.workspace)
+        held.update(i for i in op.outputs if step.values[i].pinned)
+    return least

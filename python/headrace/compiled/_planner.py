@@ -7,6 +7,7 @@ PassPlans   the plans of one graph. A plan is chosen at each forward pass, by wh
 """
 from __future__ import annotations
 
+import atexit
 import weakref
 from dataclasses import dataclass
 from typing import Optional
@@ -80,6 +81,7 @@ class PassPlans:
         self.made: list[Chosen] = []
         self.search: Optional[Search] = None
         ledger.passes.append(weakref.ref(self))
+        _alive.add(self)
 
     def choose(self) -> Chosen:
         """The plan for a forward pass that begins now. DoesNotFit, with the numbers."""
@@ -157,3 +159,13 @@ class PassPlans:
                 "itself, gradients, the optimizer's state, what other graphs have saved), and "
                 f"{(needed - least - grown) >> 20} MiB for what it still grows by.")
         return DoesNotFit(text, needed, memory, [f"memory={needed}", "a smaller batch"])
+
+
+# Dynamo's caches outlive the extension; what is left of plans must not.
+_alive: "weakref.WeakSet[PassPlans]" = weakref.WeakSet()
+
+
+@atexit.register
+def _forget() -> None:
+    for plans in list(_alive):
+        plans.made, plans.search = [], None

@@ -11,7 +11,7 @@ from typing import Optional
 
 from .. import _core
 from .._errors import DoesNotFit
-from ._live import live_bytes
+from ._live import least_bytes, live_bytes
 from ._measure import measure
 from ._moves import events_workload
 from ._options import Settings
@@ -19,9 +19,10 @@ from ._schedule import Action, everything_kept, schedule_of
 from ._step import Step
 from ._workload import workload_json
 
-GRID = 32
+GRID = 8
+LEAST_PARTS = (1.02, 1.06, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0, 5.0)
 # Rounds in which the values' budget shrinks until the arena of what moves fits beside them.
-MOST_ROUNDS = 12
+MOST_ROUNDS = 6
 # What an engine holds besides its arena (1.2 MiB measured: rings and tables).
 ENGINE_BYTES = 2 << 20
 
@@ -49,6 +50,7 @@ class Search:
         self.moving = workload_json(step) if settings.move else ""
         kept = everything_kept(step)
         self.kept = Draft(kept, sum(op.seconds for op in step.ops), live_bytes(step, kept)[0])
+        self.bound = least_bytes(step)
         self._made: dict[int, Optional[Draft]] = {}
         self._least = 0
 
@@ -65,18 +67,13 @@ class Search:
         return min((d for d in fitting if d is not None), key=lambda d: d.seconds)
 
     def least(self) -> int:
-        """The least room that a draft was found for, to 1 %."""
+        """The least room that a draft was found for: the first of LEAST_PARTS times the bound."""
         if not self._least:
-            low, high = 0, self.kept.bytes
-            while high - low > high // 100:
-                middle = (low + high) // 2
-                if self.at(middle) is not None:
-                    high = middle
-                else:
-                    low = middle
-            self._least = high
-            if high == self.kept.bytes:
-                self._made[high] = self.kept
+            rooms = [int(self.bound * part) for part in LEAST_PARTS]
+            self._least = next((room for room in rooms if room < self.kept.bytes
+                                and self.at(room) is not None), self.kept.bytes)
+            if self._least == self.kept.bytes:
+                self._made[self._least] = self.kept
         return self._least
 
     def at(self, room: int) -> Optional[Draft]:
@@ -93,7 +90,7 @@ class Search:
         if budget <= 0:
             return None
         try:
-            return _core.plan_workload(workload, budget, folder=self.folder)
+            return _core.plan_workload(workload, budget, folder=self.folder, goal="fit")
         except DoesNotFit:
             return None
 
@@ -107,6 +104,8 @@ class Search:
     def _moving_draft(self, room: int) -> Optional[Draft]:
         budget = room - ENGINE_BYTES
         for _ in range(MOST_ROUNDS):
+            if budget < self.bound:
+                return None  # the planner would say so as well, after seconds of trying
             plan = self._plan(self.moving, budget)
             if plan is None:
                 return None
@@ -120,5 +119,5 @@ class Search:
                 stall = moves.predicted_seconds - moves.compute_seconds
                 return Draft(actions, plan.predicted_seconds + max(0.0, stall),
                              peak + ENGINE_BYTES + moves.arena_bytes, plan, moves)
-            budget -= max(room // 24, -arena)
+            budget -= max(room // 12, -arena)
         return None
