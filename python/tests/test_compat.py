@@ -93,7 +93,7 @@ def test_frozen_parameters(door, folder):
 
 
 @pytest.mark.parametrize("door", ("eager", "compile"))
-def test_parameters_frozen_and_thawed_between_steps(door, folder, moving):
+def test_parameters_frozen_and_thawed_in_between(door, folder, moving):
     case = llama(door)
 
     def run(through, memory):
@@ -280,7 +280,7 @@ def test_two_models_in_turn_through_the_eager_door(folder, moving):
     assert same(run("eager", "64MiB"), run(None, None), "eager")
 
 
-def test_fit_gives_the_same_objects_back():
+def test_eager_gives_the_same_objects_back():
     model = CASES["llama"].model()
     optimizer = doors.make_optimizer(model, How())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -292,7 +292,7 @@ def test_fit_gives_the_same_objects_back():
     headrace.release(model)
 
 
-def test_fit_twice_replaces_the_first(folder, moving):
+def test_eager_twice_replaces_the_first(folder, moving):
     case = CASES["llama"]
 
     def run(times):
@@ -314,7 +314,7 @@ def test_fit_twice_replaces_the_first(folder, moving):
     assert same(run(3), plain, "eager")
 
 
-def test_optimizers_that_mix_parameters_are_left_alone(folder, moving):
+def test_eager_leaves_optimizers_alone_that_mix_parameters(folder, moving):
     """LBFGS keeps one history for all parameters and calls the model itself."""
     case = CASES["vit"]
 
