@@ -16,7 +16,9 @@ from doors import How
 from models import CASES
 
 # The step door raises a model's ops to its own; it names those of these that it has not.
-NOT_IN_STEP = ("checkpointed", "conv", "recurrent", "dropped")
+NOT_IN_STEP = ("conv", "recurrent")
+# Rounding decides about the keys' biases, whose gradients are zero but for it.
+STEP_CLOSE = 1e-4
 HOW = {
     "plain": How(),
     "schedule": How(steps=6, schedule=True),
@@ -55,9 +57,10 @@ def both(case, how, door, folder):
     """Holds the door's runs, in the least memory and with room for all, against the plain one."""
     plain = run_of(case, how)
     tight = doors.in_the_least(door, lambda memory: run_of(case, how, door, memory, folder))
-    doors.assert_same(tight, plain, door)
+    close = STEP_CLOSE if door == "step" else doors.CLOSE
+    doors.assert_same(tight, plain, door, close)
     if door != "compile":
-        doors.assert_same(run_of(case, how, door, "4GiB", folder), plain, door)
+        doors.assert_same(run_of(case, how, door, "4GiB", folder), plain, door, close)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -77,6 +80,12 @@ def test_models(door, name, folder):
         with pytest.raises(headrace.HeadraceError) as refused:
             run_of(CASES[name], How(), door, "1GiB", folder)
         assert refused.value.code == "unsupported"
+        return
+    if door == "step" and name == "dropped":
+        # The engine has random numbers of its own: the same ones in every memory.
+        tight = doors.in_the_least(door, lambda m: run_of(CASES[name], How(), door, m, folder))
+        roomy = run_of(CASES[name], How(), door, "4GiB", folder)
+        assert all(torch.equal(a, b) for a, b in zip(tight.losses, roomy.losses))
         return
     both(CASES[name], How(), door, folder)
 
