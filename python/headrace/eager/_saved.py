@@ -86,6 +86,27 @@ def moves(tensor: torch.Tensor, resident: Residents) -> bool:
     return known is None or known() is not storage
 
 
+def counts_for_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's version is that of its whole storage: it, or what it is a view of, covers
+    it. Parts that are not views (of unsafe_chunk, unsafe_split: GRU and LSTM cells) have versions of
+    their own, which do not say whether bytes beside them or the same ones were changed."""
+    base = tensor._base if tensor._is_view() else tensor
+    return base.numel() * base.element_size() == tensor.untyped_storage().nbytes()
+
+
+def own_region(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values with the same strides on a storage of their own: a copy of the bytes from the
+    first element to the last."""
+    if tensor.numel() == 0:
+        return tensor.clone()
+    item = tensor.element_size()
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride()))
+    region = torch.empty(0, dtype=torch.uint8).set_(
+        tensor.untyped_storage(), tensor.storage_offset() * item, (span * item,)).clone()
+    return torch.empty(0, dtype=tensor.dtype).set_(region.untyped_storage(), 0, tensor.size(),
+                                                   tensor.stride())
+
+
 CHANGED = ("one of the variables needed for gradient computation has been modified by an inplace "
            "operation")
 

@@ -29,8 +29,9 @@ from headrace.eager._plans import Plans, Settings
 from headrace.eager._recording import Recorder
 from headrace.eager._remote import Remote
 from headrace.eager._remotes import Remotes
-from headrace.eager._saved import (CHANGED, Residents, Saved, check_version, moves,
-                                   ordinary_storage, residents)
+from headrace.eager._saved import (CHANGED, Residents, Saved, check_version,
+                                   counts_for_storage, moves, ordinary_storage, own_region,
+                                   residents)
 from headrace.eager._stats import Stats
 from headrace.eager._states import Chunk, States
 
@@ -293,9 +294,16 @@ class Session:
         if not moves(tensor, self._resident):
             return None, tensor.detach(), tensor._version
         with self.lock:
-            saved = self._find(tensor)
+            shared = counts_for_storage(tensor)
+            saved = self._find(tensor) if shared else None
             if saved is None:
+                if not shared:
+                    tensor = own_region(tensor.detach())
                 saved = self._put(tensor)
+                if shared:
+                    storage = tensor.untyped_storage()
+                    self._known[storage._cdata] = (weakref.ref(storage), tensor._version,
+                                                   weakref.ref(saved))
         return saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def _find(self, tensor: torch.Tensor) -> Saved | None:
@@ -317,7 +325,6 @@ class Session:
             if self.recorder is not None:
                 self.recorder.begin_segment()
         self._alive[saved.key] = weakref.ref(saved)
-        self._known[storage._cdata] = (weakref.ref(storage), tensor._version, weakref.ref(saved))
         return saved
 
     def _put_in_engine(self, saved: Saved, tensor: torch.Tensor) -> bool:
