@@ -46,6 +46,8 @@ void bind_errors(nb::module_&) {
 }
 
 NB_MODULE(_core, m) {
+  // An uncaught exception ends the process with its frames alive: a page of names would hide it.
+  nanobind::set_leak_warnings(false);
   m.doc() = "The compiled part of headrace: plans, the engine that follows them, memory.";
   m.attr("version") = HEADRACE_VERSION;
   bind_errors(m);
