@@ -22,8 +22,8 @@ _ledgers: dict[int, tuple[Any, Ledger]] = {}  # by identity of the options, whic
 _calls: list[int] = []  # what the process held when torch.compile was called, the oldest call first
 
 
-# What torch._dynamo and this package are in memory when torch.compile imports them (164 MiB and 5 MiB
-# measured with torch 2.15): that is growth of the process, but happens before anybody asks us.
+# What torch._dynamo and this package are in memory when torch.compile imports them (164 MiB and 5
+# MiB measured with torch 2.15): that is growth of the process, but happens before anybody asks us.
 IMPORT_BYTES = 172 << 20
 _imported = [False]  # by the torch.compile call that is going on
 
@@ -121,12 +121,13 @@ def backend(gm: fx.GraphModule, example_inputs: list[Any], *,
             **_: Any) -> Callable[..., Any]:
     """The backend of torch.compile(model, backend="headrace", options={"memory": "1GiB"}).
 
-    Everything that the compiled graphs keep for their backward passes is planned, so that the process
-    grows by at most `memory` bytes over what it held when torch.compile was called. Gradients are those
-    of backend="aot_eager", bit for bit: the same kernels on the same operands.
+    Everything that the compiled graphs keep for their backward passes is planned, so that the
+    process grows by at most `memory` bytes over what it held when torch.compile was called.
+    Gradients are those of backend="aot_eager", bit for bit: the same kernels on the same operands.
 
     Options: memory (bytes, or "1GiB"; needed), folder (for what is moved to a file), move, verbose.
-    The call of the model raises DoesNotFit, with the numbers, or HeadraceError for what is not served.
+    The call of the model raises DoesNotFit, with the numbers, or HeadraceError for what is not
+    served.
     """
     try:
         if mode is not None:

@@ -1,8 +1,8 @@
 """Graphs whose shapes Dynamo leaves open: each combination of shapes is planned on its own.
 
-Training loops see few shapes (the last batch of an epoch, lengths padded to buckets), and a plan is for
-known sizes. So the graph is given to AOTAutograd again for each combination that comes, with sizes that
-are numbers, when it first comes. The latest MOST_BUCKETS are kept.
+Training loops see few shapes (the last batch of an epoch, lengths padded to buckets), and a plan
+is for known sizes. So the graph is given to AOTAutograd again for each combination that comes,
+with sizes that are numbers, when it first comes. The latest MOST_BUCKETS are kept.
 """
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _read_numbers(gm: fx.GraphModule) -> dict[int, fx.Node]:
-    """Inputs that are numbers in a tensor, which the graph reads by item(): where, and the reader."""
+    """Inputs that are numbers in a tensor, which the graph reads by item(): where, and the
+    reader."""
     found: dict[int, fx.Node] = {}
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     for at, node in enumerate(placeholders):

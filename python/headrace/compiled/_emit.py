@@ -1,8 +1,8 @@
 """From a schedule to the two graphs that torch runs.
 
-Each "run" of an op in the schedule becomes a copy of its node; an op that runs again has a second copy, and from there on its outputs
-are the new ones. Views are made again wherever they are read. A value dies with its last reader: the
-generated code drops each name after its last use.
+Each "run" of an op in the schedule becomes a copy of its node; an op that runs again has a second
+copy, and from there on its outputs are the new ones. Views are made again wherever they are read.
+A value dies with its last reader: the generated code drops each name after its last use.
 """
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from . import _ops  # noqa: F401  headrace::store and the others
 from ._schedule import Action

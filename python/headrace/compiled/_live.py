@@ -1,4 +1,5 @@
-"""How much memory a schedule has in use: the plan's promise, counted again from the schedule alone."""
+"""How much memory a schedule has in use: the plan's promise, counted again from the schedule
+alone."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ class Life:
 
 
 def lives_of(step: Step, actions: list[Action]) -> list[Life]:
-    """What a run of the two graphs holds. What is loaded is there from its wait on (until then its bytes
-    are in the arena of the moved tensors)."""
+    """What a run of the two graphs holds. What is loaded is there from its wait on (until then its
+    bytes are in the arena of the moved tensors)."""
     lives: list[Life] = []
     current: dict[int, Life] = {}
 
@@ -66,7 +67,8 @@ def live_bytes(step: Step, actions: list[Action]) -> tuple[int, int]:
 
 
 def least_bytes(step: Step) -> int:
-    """What no schedule does without: at each op its operands, its workspace, and what others hold."""
+    """What no schedule does without: at each op its operands, its workspace, and what others
+    hold."""
     sizes = [allocated_bytes(value.bytes) for value in step.values]
     held: set[int] = set()
     least = 0

@@ -1,9 +1,10 @@
 """Values that leave memory during a pass: what stands behind headrace::store, load, wait and tick.
 
-The moves of a schedule, in its order, are events: a workload of their own. Its plan has an arena that
-the bytes go through, and MovedTensors follows it, once for each pass from the beginning of the forward
-to the end of the backward graph. One pass at a time can: a pass that begins in between, and what is
-left of one that does not go as planned, puts its values in a scratch file one by one.
+The moves of a schedule, in its order, are events: a workload of their own. Its plan has an arena
+that the bytes go through, and MovedTensors follows it, once for each pass from the beginning of
+the forward to the end of the backward graph. One pass at a time can: a pass that begins in
+between, and what is left of one that does not go as planned, puts its values in a scratch file one
+by one.
 """
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def _key(step: Step, value: int, time: int) -> str:
 
 
 def events_workload(step: Step, actions: list[Action]) -> str:
-    """The workload (JSON) whose ops are the moves of the schedule. A tick after each pack: the Store
-    begins there."""
+    """The workload (JSON) whose ops are the moves of the schedule. A tick after each pack: the
+    Store begins there."""
     events, seconds, sizes = [], [], {}
     stored: dict[int, int] = {}
     waited: dict[str, int] = {}
@@ -209,7 +210,8 @@ class Mover:
             self.moved = None
 
     def release(self) -> None:
-        """Another plan is followed from now on: the arena goes back, unless a pass still needs it."""
+        """Another plan is followed from now on: the arena goes back, unless a pass still needs
+        it."""
         with self.lock:
             if self.user is None:
                 self.moved = None

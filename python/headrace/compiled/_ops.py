@@ -5,8 +5,9 @@
     tensor = wait(token, mover, value, size, stride, dtype)      here they are, in memory of its own
     tick(mover)                             between computes: transfers that are due are started
 
-A token is int64 [1], the number of what was stored. What the ops do is the Mover's (_moves); `mover` is
-its number. They are no pure functions: dead-code elimination and reordering leave them where they are.
+A token is int64 [1], the number of what was stored. What the ops do is the Mover's (_moves);
+`mover` is its number. They are no pure functions: dead-code elimination and reordering leave them
+where they are.
 """
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ KNOWN = ("memory", "folder", "move", "verbose")
 class Settings:
     """memory: bytes that the process may grow by (default: $HEADRACE_MEMORY, else 80 % of what the
     system says is available). folder: where values go that leave memory; None: the
-    system's folder for scratch files. move: False: values are kept or computed again, none is moved.
-    verbose: the plan's table is printed when it is made."""
+    system's folder for scratch files. move: False: values are kept or computed again, none is
+    moved. verbose: the plan's table is printed when it is made."""
 
     memory: int
     folder: Optional[str] = None

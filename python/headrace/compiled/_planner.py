@@ -55,7 +55,8 @@ class Ledger:
         self._step.append(plans)
 
     def after(self) -> Optional[list[PassPlans]]:
-        """The graphs that came after the one that begins now, in the step before; None: not known."""
+        """The graphs that came after the one that begins now, in the step before; None: not
+        known."""
         count = len(self._step)
         return self._before[count:] if self._before[:count] == self._step else None
 

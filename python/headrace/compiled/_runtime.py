@@ -1,9 +1,9 @@
 """Passes at run time: what a forward pass leaves for its backward pass, and which plan both follow.
 
-AOTAutograd is given two graphs that never change: forward returns its outputs, the kept primals and a
-*token*; backward takes the last two and the tangents. What is really saved lies in the Record that the
-token's storage owns, so each call may follow another plan, and a Record dies when autograd lets go of
-the token: at the end of the backward pass, or when there never was one.
+AOTAutograd is given two graphs that never change: forward returns its outputs, the kept primals
+and a *token*; backward takes the last two and the tangents. What is really saved lies in the
+Record that the token's storage owns, so each call may follow another plan, and a Record dies when
+autograd lets go of the token: at the end of the backward pass, or when there never was one.
 """
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _graph_is_kept() -> bool:
 
 
 class Pass:
-    """One compiled graph: forward and backward as AOTAutograd calls them. Boxed: both empty the list of
-    arguments that they are given."""
+    """One compiled graph: forward and backward as AOTAutograd calls them. Boxed: both empty the
+    list of arguments that they are given."""
 
     def __init__(self, step: Step, ledger: Ledger, goes_on: bool) -> None:
         """goes_on: the model goes on after this graph (a graph break)."""

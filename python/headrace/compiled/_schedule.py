@@ -34,8 +34,8 @@ def everything_kept(step: Step) -> list[Action]:
 
 
 def schedule_of(step: Step, instructions: list[Any]) -> list[Action]:
-    """The schedule of a plan of the step's workload. A value that moves in parts moves whole: out with
-    its first Store, back with the first Load after that."""
+    """The schedule of a plan of the step's workload. A value that moves in parts moves whole: out
+    with its first Store, back with the first Load after that."""
     return with_ticks(step, with_waits(step, _plain(step, instructions)))
 
 

@@ -1,8 +1,8 @@
 """The plans of one step: how fast it is in how much memory, and the least that it can do with.
 
-Draft   a plan of values (kept, computed again, moved) with the plan of its moves, and what both take.
-Search  looks for drafts. Budgets lie on a fixed grid between the least and everything kept, and a
-        room gets the fastest draft of all that fit: more memory is never predicted to be slower.
+Draft   a plan of values (kept, computed again, moved) with the plan of its moves, and what both
+take. Search  looks for drafts. Budgets lie on a fixed grid between the least and everything kept,
+and a room gets the fastest draft of all that fit: more memory is never predicted to be slower.
 """
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ ENGINE_BYTES = 2 << 20
 
 @dataclass
 class Draft:
-    """`bytes` is all that a run takes beside what is outside: values, workspaces, the moves' arena."""
+    """`bytes` is all that a run takes beside what is outside: values, workspaces, the moves'
+    arena."""
 
     actions: list[Action]
     seconds: float

@@ -42,8 +42,8 @@ def workload_json(step: Step, *, move: bool = True, loss_seconds: float = 0.0) -
         if at == step.turn:
             ops.append(_turn(step, loss_seconds))
         ops.append({"name": op.name, "kernel": str(op.node.target), "inputs": op.inputs,
-                    "outputs": op.outputs or something(op.name), "seconds": op.seconds, "workspace": op.workspace,
-                    "recompute": op.recompute})
+                    "outputs": op.outputs or something(op.name), "seconds": op.seconds,
+                    "workspace": op.workspace, "recompute": op.recompute})
     if step.turn == len(step.ops):
         ops.append(_turn(step, loss_seconds))
     held = [at for at, value in enumerate(step.values) if value.pinned]
