@@ -1,5 +1,5 @@
-"""The compile door: the same bits as torch's own compiled graphs, whatever of a step is kept, computed
-again or moved; and a clear refusal for the rest."""
+"""The compile door: the same bits as torch's own compiled graphs, whatever of a step is kept,
+computed again or moved; and a clear refusal for the rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the compile door promises of a process: it grows by no more than was asked for, and nothing stays
-on the disk. Each run is a process of its own."""
+"""What the compile door promises of a process: it grows by no more than was asked for, and nothing
+stays on the disk. Each run is a process of its own."""
 
 from __future__ import annotations
 
