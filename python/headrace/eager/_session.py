@@ -81,7 +81,13 @@ class Session:
             self.states.uninstall()
             self.remotes.end()
             self._stop_engine()
+            self._drop_spill()
             self.mode, self.recorder = Mode.OFF, None
+
+    def _drop_spill(self) -> None:
+        """Its 8 MiB of buffers and its files go, unless a graph may still ask for what is in it."""
+        if self.spill.held_bytes == 0:
+            self.spill = _core.Spill(self.settings.folder)
 
     # Cycles.
 
@@ -118,8 +124,8 @@ class Session:
         elif not chosen.moves:
             self._stop_engine()
             self.states.keep_in_memory()
-            if self.mode is not Mode.OFF and self.spill.held_bytes == 0:
-                self.spill = _core.Spill(self.settings.folder)  # its 8 MiB of buffers go
+            if self.mode is not Mode.OFF:
+                self._drop_spill()
             self.mode = Mode.OFF
         else:
             self._start_engine(chosen)
