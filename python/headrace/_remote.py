@@ -40,7 +40,8 @@ def remote_memory(max_size: Optional[Size] = None,
         @headrace.remote_memory(max_size="128MB", prefetch_priority=0.8)
         class LargeEmbedding(nn.Module): ...
 
-    All three doors obey it; without one it changes nothing. Subclasses inherit it.
+    headrace.fit and compile_step obey it; torch.compile(backend="headrace") refuses the model by
+    name. Without a door it changes nothing. Subclasses inherit it.
 
     Args:
         max_size: the most of each tensor that is outside the device, bytes or text; None: all of it.
