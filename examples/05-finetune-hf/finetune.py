@@ -3,7 +3,7 @@
 
     make python                                           # PyTorch and headrace into .cache/torch
     .cache/torch/bin/python examples/05-finetune-hf/finetune.py
-    .cache/torch/bin/python examples/05-finetune-hf/finetune.py --plain    # the same without the line
+    .cache/torch/bin/python examples/05-finetune-hf/finetune.py --plain    # without the line
 
 All 134.5M parameters of SmolLM2-135M-Instruct (Apache-2.0) learn the GPL that Debian's base-files
 ships. The weights come from the GGUF file that `make models` fetches; transformers turns it into

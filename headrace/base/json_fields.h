@@ -51,9 +51,9 @@ class JsonFields {
   size_t number_ = 0;
 };
 
-// The document that `text` is; discarded when it is no JSON: see json_error(). nlohmann's parser keeps
-// the last of two members of one name, and which of them is meant is not for us to guess: `repeated`
-// becomes the name of the first that is there twice in one object.
+// The document that `text` is; discarded when it is no JSON: see json_error(). nlohmann's parser
+// keeps the last of two members of one name, and which of them is meant is not for us to guess:
+// `repeated` becomes the name of the first that is there twice in one object.
 nlohmann::json parse_once(std::string_view text, std::string* repeated);
 
 // JSON as whole numbers where that is exact: 12 and not 12.0.

@@ -28,8 +28,8 @@ struct FolderFacts {
 // Of the filesystem of a folder that is there. kIo.
 Result<FolderFacts> look_at_folder(const std::string& folder);
 
-// Where scratch files go when nobody says: the first of $TMPDIR, /var/tmp and the current folder that
-// is on a disk and can be written to; empty where none is.
+// Where scratch files go when nobody says: the first of $TMPDIR, /var/tmp and the current folder
+// that is on a disk and can be written to; empty where none is.
 std::string scratch_folder();
 
 }  // namespace headrace

@@ -20,9 +20,9 @@ struct ProcessMemory {
 ProcessMemory process_memory();
 // peak_rss counts from now on. kIo when the system refuses (/proc/self/clear_refs).
 Status reset_peak_memory();
-// From now on the allocator maps blocks of 64 KiB and more one by one, gives them back to the system as
-// soon as they are freed, and keeps at most 64 KiB at the end of its heap: what the process holds is
-// then what it uses. The price is a page fault for each page of a new block (mallopt(3)).
+// From now on the allocator maps blocks of 64 KiB and more one by one, gives them back as soon as
+// they are freed, and keeps at most 64 KiB at the end of its heap: what the process holds is then
+// what it uses. The price is a page fault for each page of a new block (mallopt(3)).
 void tune_malloc();
 
 // Bytes that the process may still take before a limit stops it.

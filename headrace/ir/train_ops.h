@@ -22,8 +22,8 @@
 //   hr.embed_grad     in: dx [T, n] c. targets: of each table tile, then of the position table.
 //                     With positions = 1 there may be no tiles: the position table alone.
 //                     attrs: row_begin, sequence, positions, first
-//   hr.patches        in: images f32 [S, channels height width]. out: [S P, channels patch patch] c:
-//                     the P = (height / patch) (width / patch) squares of each image, row by row;
+//   hr.patches        in: images f32 [S, channels height width]. out: [S P, channels patch patch]
+//                     c: the P = (height / patch) (width / patch) squares of each image, by rows;
 //                     columns are those of a Conv2d weight [n, channels, patch, patch] read as a
 //                     matrix, so that hr.linear over them is that convolution. It has no gradient.
 //                     attrs: channels, height, patch
@@ -70,16 +70,16 @@
 //   hr.qk_norm        in: qkv [T, (heads + 2 kv_heads) head_dim] c, weight of q, weight of k. out:
 //                     the same with q and k normalised, v as it was; stat f32 [T, runs (1 + act)].
 //                     A weight is [1, head_dim]: every head is a run of its own; or [1, heads
-//                     head_dim] (k: kv_heads head_dim): all together are one. Statistics as those of
-//                     hr.norm, of q's runs, then of k's.
+//                     head_dim] (k: kv_heads head_dim): all together are one. Statistics as those
+//                     of hr.norm, of q's runs, then of k's.
 //                     attrs: heads, kv_heads, head_dim, act, eps, add_one
 //   hr.qk_norm_dx     in: dy, qkv, weight of q, weight of k, stat. out: dqkv.
 //                     attrs: heads, kv_heads, head_dim, act, add_one
 //   hr.qk_norm_dw     in: dy, qkv, stat. targets: of the weight of q, of that of k.
 //                     attrs: heads, kv_heads, head_dim, act
 //   hr.rope           in: qkv as above, inv_freq f32 [1, r / 2], r <= head_dim. out: the same with
-//                     the first r elements of every head of q and k rotated by position * inv_freq (by
-//                     minus that when inverse = 1: the gradient), all others and v as they were.
+//                     the first r elements of every head of q and k rotated by position * inv_freq
+//                     (by minus that when inverse = 1: the gradient), others and v as they were.
 //                     Pairs are (2i, 2i + 1), or (i, i + r / 2) when rope_half_split = 1.
 //                     attrs: heads, kv_heads, head_dim, rope_half_split, sequence, inverse
 //   hr.attention      in: qkv as above (rotated). out: o [T, heads head_dim] c, lse f32 [T, heads]:
@@ -88,23 +88,23 @@
 //                     all (causal = 0); with window > 0 only those less than window away.
 //                     attrs: heads, kv_heads, head_dim, scale, sequence, causal, window
 //   hr.attention_grad in: do, qkv, o, lse. out: dqkv. attrs as hr.attention
-//   hr.act            in: x. out: y [T, n] c. attr act, of x [T, 2n] = gate | up: 0 silu(gate) * up,
-//                     1 gelu_tanh(gate) * up, 6 gelu(gate) * up; of x [T, n]: 2 gelu_tanh(x),
+//   hr.act            in: x. out: y [T, n] c. attr act, of x [T, 2n] = gate | up: 0 silu(gate)
+//                     * up, 1 gelu_tanh(gate) * up, 6 gelu(gate) * up; of x [T, n]: 2 gelu_tanh(x),
 //                     3 gelu(x) (by erf), 4 max(x, 0), 5 silu(x), 7 x / (1 + e^(-1.702 x)).
 //   hr.act_grad       in: dy, x. out: dx. attrs: act
 //   hr.dropout        in: x [T, n] c. out: y = x / (1 - p) or 0, by a counter-based generator over
 //                     (seed, stream, row_begin + t, column): the same op on dy is its gradient, and
 //                     running it again gives the same bits. attrs: probability (p), stream, row_begin
 //   hr.add            in: a, b [T, n] c. out: a + b.
-//   hr.loss           in: x [T, n] c, output table tiles [v_i, n] c, then as many biases [1, v_i] if
-//                     attr bias = 1. out: loss f32 [T, 1], the cross entropy of each row's target (0
-//                     where the target is -1: not counted); with attr grad >= 1 then dx [T, n] c;
+//   hr.loss           in: x [T, n] c, output table tiles [v_i, n] c, then as many biases [1, v_i]
+//                     if attr bias = 1. out: loss f32 [T, 1], the cross entropy of each row's
+//                     target (0 where that is -1: not counted); with attr grad >= 1 dx [T, n] c;
 //                     with grad = 2 targets follow for each tile, then for each bias:
 //                     outputs = loss, dx, tiles or outputs = loss, dx and updates = tiles.
 //                     Gradients are those of loss_scale * scale * mean over the step's counted
 //                     targets, or with own_mean = 1 over those of this op's rows; scale, 1 where it
-//                     is not there, does not change the losses. With smoothing = s the target counts
-//                     1 - s and all rows of the table together s (label smoothing).
+//                     is not there, does not change the losses. With smoothing = s the target
+//                     counts 1 - s and all rows of the table together s (label smoothing).
 //                     attrs: row_begin, grad, bias, scale, own_mean, smoothing
 //   hr.mean_loss      in: loss [T, 1] of each micro-batch. out: f32 [1, 1], the mean over counted
 //                     targets of the step.

@@ -75,8 +75,8 @@ class Walk {
     }
   }
 
-  // The next op, all it waits for being there, after the one before has been computed; null: there is
-  // none, and all outputs are there.
+  // The next op, all it waits for being there, after the one before has been computed; null: there
+  // is none, and all outputs are there.
   Result<const ComputeStep*> next() {
     if (computing_ != nullptr) {
       HR_TRY(named(at_, end_compute()));

@@ -101,8 +101,8 @@ class Executor {
              const std::atomic<bool>* cancel = nullptr);
 
   // The same run with the caller between the instructions (caller_computes): begin(), then next()
-  // until it returns null. Each turn is an op that may now be computed, whose operands stay where they
-  // are until the next call; what it writes must have been written by then. One such run at a time.
+  // until it returns null. Each turn is an op that may now be computed, whose operands stay where
+  // they are until the next call; what it writes must be there by then. One such run at a time.
   struct Turn {
     OpId op;
     std::span<const std::byte* const> inputs;  // null: an absent one
@@ -113,8 +113,8 @@ class Executor {
   // Ends a run in the middle, before the op of the last turn has been computed: all transfers end.
   // Nothing runs afterwards, but read_abandoned(); not even that when a transfer failed.
   Status abandon();
-  // After abandon() was ok: the first bytes of a tensor that a later op of the Program would have read.
-  // kUsage when there is no such tensor, or not all of these bytes are anywhere.
+  // After abandon() was ok: the first bytes of a tensor that a later op of the Program would have
+  // read. kUsage when there is no such tensor, or not all of these bytes are anywhere.
   Status read_abandoned(std::string_view name, std::span<std::byte> out);
 
   // The output called `name` as of the last run: [max_output_rows, cols], f32, valid until the

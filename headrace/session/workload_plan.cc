@@ -24,8 +24,8 @@ Status choose_tiers(const WorkloadPlanOptions& o, WorkloadPlan* out) {
   }
   if (out->folder.empty()) out->folder = scratch_folder();
   if (out->folder.empty()) {
-    return error(Code::kUsage, "no folder on a disk for the scratch file: neither $TMPDIR nor /var/tmp "
-                 "nor the current one is on a disk and can be written to; name one");
+    return error(Code::kUsage, "no folder on a disk for the scratch file: neither $TMPDIR nor "
+                 "/var/tmp nor the current one is on a disk and can be written to; name one");
   }
   HR_ASSIGN(const FolderFacts facts, look_at_folder(out->folder));
   if (facts.in_memory) {

@@ -13,8 +13,8 @@ namespace headrace {
 
 struct WorkloadPlanOptions {
   Bytes budget = 0;     // of the arena
-  // Where the scratch file will be: the machine then has the device and that, with the rates of the
-  // machine's own disk. Empty: the tiers of `machine` as they are; without a machine, scratch_folder().
+  // Where the scratch file will be: the machine then has the device and that, with the rates of its
+  // own disk. Empty: the tiers of `machine` as they are; without a machine, scratch_folder().
   std::string folder;
   const Machine* machine = nullptr;  // null: a quick probe of the folder (quick_probe.h)
   bool recompute = true;
@@ -34,8 +34,8 @@ struct WorkloadRefusal {
 };
 using WorkloadResult = std::variant<WorkloadPlan, WorkloadRefusal>;
 
-// Errors of plan_step; kIo when the folder is not there; kUsage when it is in memory, or none was given
-// and this machine has no folder on a disk that can be written to.
+// Errors of plan_step; kIo when the folder is not there; kUsage when it is in memory, or none was
+// given and this machine has no folder on a disk that can be written to.
 Result<WorkloadResult> plan_workload(Workload workload, const WorkloadPlanOptions& options);
 
 // Gives state and activations of at least half a page the alignment of a page: disks are written in

@@ -28,8 +28,8 @@ class Spill {
   // Copies `bytes` (at least 1) to the disk; they may change once it returns. The buffer's number.
   // kIo when the disk is full, with what was needed, or refuses.
   Result<int64_t> put(std::span<const std::byte> bytes);
-  // The first out.size() bytes of the buffer. kUsage for a number that was not given out, or that has
-  // been dropped, and for more bytes than it has; kIo.
+  // The first out.size() bytes of the buffer. kUsage for a number that was not given out, or that
+  // has been dropped, and for more bytes than it has; kIo.
   Status get(int64_t id, std::span<std::byte> out);
   // kUsage as get().
   Status drop(int64_t id);

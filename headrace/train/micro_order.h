@@ -23,8 +23,8 @@ struct MicroBatches {
 // Appends all of it. kUnsupported: an op that has no gradient.
 Status add_passes(const MicroBatches& batches, Graph* graph, Backward* backward);
 
-// Inserts hr.mean_loss of `losses`, [rows, 1] each, right after the last hr.loss. Its output, [1, 1],
-// has that name. Precondition: there is an hr.loss.
+// Inserts hr.mean_loss of `losses`, [rows, 1] each, right after the last hr.loss. Its output,
+// [1, 1], has that name. Precondition: there is an hr.loss.
 TensorId add_mean_loss(const std::string& name, const std::vector<TensorId>& losses, Graph* graph);
 
 }  // namespace headrace

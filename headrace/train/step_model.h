@@ -77,8 +77,8 @@ struct Parameter {
   double weight_decay = 0;
 };
 
-// Appends the tiles of a parameter whose name, kind, sizes and dtype are set: runs of rows of at most
-// `most_bytes` as f32, since a tile's gradient is f32 whatever the table is.
+// Appends the tiles of a parameter whose name, kind, sizes and dtype are set: runs of rows of at
+// most `most_bytes` as f32, since a tile's gradient is f32 whatever the table is.
 void add_tiles(Parameter parameter, Bytes most_bytes, std::vector<Parameter>* out);
 
 // All tiles in the order of the model: embeddings, layers, last norm, output.

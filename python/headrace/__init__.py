@@ -80,8 +80,8 @@ def __getattr__(name: str) -> Any:
         if error.name != "torch":
             raise
         raise HeadraceError(
-            f"headrace.{name} needs PyTorch 2.4 or newer, which is not installed: pip install torch",
-            "unsupported") from error
+            f"headrace.{name} needs PyTorch 2.4 or newer, which is not installed: pip install "
+            "torch", "unsupported") from error
     globals()[name] = found  # found once
     return found
 

@@ -27,9 +27,10 @@ def doctor(path: Path, *, machine: MachineLike = None, slowdown: float = 0.03, p
            json: bool = False) -> Any:
     """Why a PyTorch run needed its memory, and what would help, from a memory snapshot.
 
-    The file is what torch.cuda.memory._dump_snapshot(path) writes. It is read by a reader that knows
-    nothing but data: nothing in it is executed. Ranked by bytes: how little would do for the same
-    run, patterns that waste memory, devices that differ, and what stays although its use is over.
+    The file is what torch.cuda.memory._dump_snapshot(path) writes. It is read by a reader that
+    knows nothing but data: nothing in it is executed. Ranked by bytes: how little would do for the
+    same run, patterns that waste memory, devices that differ, and what stays although its use is
+    over.
 
     Args:
         path: the snapshot.

@@ -14,8 +14,8 @@ Size = Union[int, str]
 def parse_bytes(size: Size, what: str = "memory") -> int:
     """Bytes of `size`: an int, or text such as "1.5GiB", "128MB", "800M" (MiB).
 
-    Units are those of the command line: KiB, MiB, GiB, TiB are powers of 1024, and so are K, M, G, T;
-    KB, MB, GB, TB are powers of 1000. `what` names the argument in errors.
+    Units are those of the command line: KiB, MiB, GiB, TiB are powers of 1024, and so are K, M, G,
+    T; KB, MB, GB, TB are powers of 1000. `what` names the argument in errors.
 
     Raises:
         HeadraceError: "usage", with what was given, for anything that is no size above zero.

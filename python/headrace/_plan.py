@@ -24,8 +24,8 @@ def plan(workload: Workload, memory: Size, *, machine: MachineLike = None,
     """Plans one step of computation in `memory` bytes of the device.
 
     Args:
-        workload: a file with a workload, a step config, a kernel trace (JSON) or a graph; its text; or
-            a mapping: {"preset": "llama-8b", "phase": "train", "batch": 1, "sequence": 4096}.
+        workload: a file with a workload, a step config, a kernel trace (JSON) or a graph; its text;
+            or a mapping: {"preset": "llama-8b", "phase": "train", "batch": 1, "sequence": 4096}.
             docs/guide/workload.md teaches the formats.
         memory: of the device, bytes or text ("24GiB").
         machine: what to plan for: the name of a profile (Machine.profiles()), a machine file, a

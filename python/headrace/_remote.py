@@ -21,7 +21,7 @@ class RemoteMemory:
 
     Attributes:
         max_size_bytes: how much of each of its tensors may be outside the device at most; 0: all.
-        prefetch_priority: 0 to 1; where two transfers want the same time, the higher one goes first.
+        prefetch_priority: 0 to 1; of two transfers that want the same time the higher goes first.
     """
 
     max_size_bytes: int = 0
@@ -44,7 +44,7 @@ def remote_memory(max_size: Optional[Size] = None,
     name. Without a door it changes nothing. Subclasses inherit it.
 
     Args:
-        max_size: the most of each tensor that is outside the device, bytes or text; None: all of it.
+        max_size: the most of each tensor that is outside the device, bytes or text; None: all.
         prefetch_priority: 0 to 1; higher ones are loaded earlier where two want the same time.
 
     Raises:

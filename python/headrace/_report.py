@@ -1,8 +1,8 @@
 """Pictures and rankings of the door used last.
 
 Doors call note(plan, engine) when they have a plan, and again when it changes. `plan` has what
-_core.Plan has of timeline_html(path) and hotspots_text(limit); `engine`, when given, has trace(), which
-returns a run with the same two, and save() and save_snapshot() of _core.Run.
+_core.Plan has of timeline_html(path) and hotspots_text(limit); `engine`, when given, has trace(),
+which returns a run with the same two, and save() and save_snapshot() of _core.Run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def last_run() -> Any:
     """
     if _plan is None:
         raise HeadraceError(
-            "nothing has been planned yet: use headrace.fit, torch.compile(backend=\"headrace\") or "
-            "headrace.compile_step first; headrace.plan(...) has timeline_html() of its own")
+            "nothing has been planned yet: use headrace.fit, torch.compile(backend=\"headrace\") "
+            "or headrace.compile_step first; headrace.plan(...) has timeline_html() of its own")
     engine = None if _engine is None else _engine()
     if engine is None:
         return _plan

@@ -1,5 +1,5 @@
-// What the files of the extension headrace._core share. Each of them binds one noun of the library and
-// holds no logic of its own; errors of the library become headrace.HeadraceError.
+// What the files of the extension headrace._core share. Each of them binds one noun of the library
+// and holds no logic of its own; errors of the library become headrace.HeadraceError.
 //
 // Every call that reads, writes, plans or copies gives up the interpreter's lock while it does.
 #pragma once

@@ -43,8 +43,9 @@ void bind_doctor(nb::module_& m) {
   m.def("doctor", doctor, nb::arg("path"), nb::kw_only(), nb::arg("machine").none() = nb::none(),
         nb::arg("slowdown") = 0.03, nb::arg("plan") = true, nb::arg("json") = false,
         nb::arg("color") = false, Unlocked(),
-        "What a PyTorch memory snapshot says, and with `plan` what a plan on `machine` (a100-pcie3) "
-        "would have needed at most `slowdown` slower (0.03: 3 %). Nothing in the file is executed.");
+        "What a PyTorch memory snapshot says, and with `plan` what a plan on `machine` "
+        "(a100-pcie3) would have needed at most `slowdown` slower (0.03: 3 %). Nothing in the "
+        "file is executed.");
 }
 
 }  // namespace headrace::python

@@ -86,13 +86,15 @@ class Engine {
     const Program& p = program();
     const std::string& planned = plan_->planned.folder;
     if (planned.empty()) {
-      throw Raised{error(Code::kUsage, "plan '%s' is for the tiers of '%s': plan it with folder= to "
-                         "run it here", p.name.c_str(), plan_->planned.machine.name.c_str()), nullptr};
+      throw Raised{error(Code::kUsage, "plan '%s' is for the tiers of '%s': plan it with folder= "
+                         "to run it here", p.name.c_str(), plan_->planned.machine.name.c_str()),
+                   nullptr};
     }
     for (const Tensor& t : p.graph->tensors) {
       if (!t.source.valid()) continue;
       throw Raised{error(Code::kUnsupported, "'%s' lies in a file: an engine moves what its caller "
-                         "computes and state, not what is read from files", t.name.c_str()), nullptr};
+                         "computes and state, not what is read from files", t.name.c_str()),
+                   nullptr};
     }
     EngineOptions o;
     o.tiers.resize(p.tiers.size());
@@ -240,7 +242,8 @@ void bind_turn(nb::module_& m) {
       .def_prop_ro("released", [](const ReleaseFlag& f) {
         return f.released->load(std::memory_order_acquire);
       });
-  nb::class_<Borrowed>(m, "Borrowed", "Bytes of an arena for torch.from_dlpack: uint8 [bytes], once.")
+  nb::class_<Borrowed>(m, "Borrowed",
+                       "Bytes of an arena for torch.from_dlpack: uint8 [bytes], once.")
       .def("__dlpack__", [](Borrowed& b, nb::kwargs) { return dlpack(b); }, nb::arg("kwargs"),
            nb::sig("def __dlpack__(self, **kwargs: object) -> object"))
       .def("__dlpack_device__", [](const Borrowed&) { return std::make_pair(1, 0); });
@@ -251,8 +254,8 @@ void bind_turn(nb::module_& m) {
 void bind_engine(nb::module_& m) {
   bind_turn(m);
   nb::class_<Engine>(m, "Engine", nb::is_weak_referenceable(),
-                     "The arena, the scratch file and the executor of one plan, whose ops the caller "
-                     "computes. After an error nothing runs any more. Thread-safe.")
+                     "The arena, the scratch file and the executor of one plan, whose ops the "
+                     "caller computes. After an error nothing runs any more. Thread-safe.")
       .def(nb::init<std::shared_ptr<Plan>, const std::optional<std::string>&, int, bool>(),
            nb::arg("plan"), nb::arg("folder") = nb::none(), nb::arg("threads") = 1,
            nb::arg("paranoid") = false, Unlocked(),
@@ -260,8 +263,8 @@ void bind_engine(nb::module_& m) {
            "paranoid: freed memory is filled with NaN, and what comes back is checked.")
       .def("begin", &Engine::begin, Unlocked(), "Begins a run.")
       .def("next", &Engine::next, Unlocked(),
-           "Says that the op of the last turn has been computed, waits for what the next one needs, "
-           "and returns its Turn; None: the run is over.")
+           "Says that the op of the last turn has been computed, waits for what the next one "
+           "needs, and returns its Turn; None: the run is over.")
       .def("abandon", &Engine::abandon, Unlocked(),
            "Ends a run before the op of the last turn has been computed. read_abandoned() follows, "
            "and nothing else.")
@@ -274,8 +277,8 @@ void bind_engine(nb::module_& m) {
       .def("read_state", &Engine::read_state, nb::arg("name"), nb::arg("address"), nb::arg("bytes"),
            nb::arg("begin") = 0, Unlocked(), "Reads them.")
       .def("borrow", &Engine::borrow, nb::arg("address"), nb::arg("bytes"), nb::arg("flag"),
-           "Bytes of the arena as a tensor: torch.from_dlpack(engine.borrow(...)). The arena stays as "
-           "long as the tensor does; flag.released becomes True when it is freed.")
+           "Bytes of the arena as a tensor: torch.from_dlpack(engine.borrow(...)). The arena stays "
+           "as long as the tensor does; flag.released becomes True when it is freed.")
       .def("trace", &Engine::last_run, "The last Run that ended.")
       .def_prop_ro("plan", &Engine::plan)
       .def_prop_ro("arena_address", &Engine::arena_address)

@@ -41,8 +41,8 @@ void bind_machine(nb::module_& m) {
             return quick_machine(folder.value_or(scratch_folder()),
                                  threads > 0 ? threads : default_threads());
           }, nb::arg("folder") = nb::none(), nb::arg("threads") = 0, Unlocked(),
-          "This machine, with the disk of `folder`: measured in at most half a second, once for each "
-          "filesystem, and kept under $XDG_CACHE_HOME/headrace. threads 0: all processors.")
+          "This machine, with the disk of `folder`: measured in at most half a second, once for "
+          "each filesystem, and kept under $XDG_CACHE_HOME/headrace. threads 0: all processors.")
       .def("with_disk", with_rates, nb::arg("load_bytes_per_s"), nb::arg("store_bytes_per_s"),
            nb::arg("latency_seconds") = 0.0001, "The same machine with another disk.")
       .def_ro("name", &Machine::name)

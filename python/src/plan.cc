@@ -138,7 +138,8 @@ void bind_views(nb::module_& m) {
       .def_ro("bytes", &InstrView::bytes, "How many; 0 of a compute.")
       .def_ro("seconds", &InstrView::seconds, "Predicted.")
       .def_ro("codec", &InstrView::codec, "Form of the bytes; empty: the plain ones.")
-      .def_ro("waits", &InstrView::waits, "Indices of the instructions that must have ended before.")
+      .def_ro("waits", &InstrView::waits,
+              "Indices of the instructions that must have ended before.")
       .def("__repr__", [](const InstrView& v) {
         return text_of("<%s %s%s%s>", v.kind.c_str(), v.name.c_str(), v.tier.empty() ? "" : " ",
                        v.tier.c_str());
@@ -189,15 +190,18 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("budget_bytes", [](const Plan& p) { return p.planned.facts.budget; })
       .def_prop_ro("arena_bytes", [](const Plan& p) { return program(p).arena_bytes; },
                    "What the plan takes of the budget.")
-      .def_prop_ro("peak_bytes", [](const Plan& p) { return p.planned.plan.unconstrained_peak_bytes; },
+      .def_prop_ro("peak_bytes",
+                   [](const Plan& p) { return p.planned.plan.unconstrained_peak_bytes; },
                    "Alive at the same time when everything is kept.")
       .def_prop_ro("predicted_seconds",
                    [](const Plan& p) { return seconds(p.planned.plan.predicted.total_ns); })
       .def_prop_ro("compute_seconds",
                    [](const Plan& p) { return seconds(p.planned.plan.bound.compute_ns); },
                    "Of every op once.")
-      .def_prop_ro("loaded_bytes", [](const Plan& p) { return p.planned.plan.predicted.loaded_bytes; })
-      .def_prop_ro("stored_bytes", [](const Plan& p) { return p.planned.plan.predicted.stored_bytes; })
+      .def_prop_ro("loaded_bytes",
+                   [](const Plan& p) { return p.planned.plan.predicted.loaded_bytes; })
+      .def_prop_ro("stored_bytes",
+                   [](const Plan& p) { return p.planned.plan.predicted.stored_bytes; })
       .def_prop_ro("recomputed_ops", recomputed_ops)
       .def_prop_ro("ops", [](const Plan& p) {
              std::vector<std::string> names;
@@ -236,9 +240,10 @@ void bind_plan(nb::module_& m) {
         nb::arg("folder") = nb::none(), nb::arg("machine").none() = nb::none(),
         nb::arg("recompute") = true, nb::arg("reorder") = false, nb::arg("goal") = "throughput",
         Unlocked(),
-        "Plans a workload (JSON, or the text of a graph) in an arena of `memory` bytes. With `folder`, "
-        "or without a machine, on this machine with a scratch file there; else on the tiers of "
-        "`machine`. Raises DoesNotFit with the numbers, HeadraceError for what cannot be planned.");
+        "Plans a workload (JSON, or the text of a graph) in an arena of `memory` bytes. With "
+        "`folder`, or without a machine, on this machine with a scratch file there; else on the "
+        "tiers of `machine`. Raises DoesNotFit with the numbers, HeadraceError for what cannot be "
+        "planned.");
 }
 
 }  // namespace headrace::python

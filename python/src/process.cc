@@ -42,7 +42,8 @@ void copy(uint64_t to_address, uint64_t from_address, int64_t bytes) {
 }  // namespace
 
 void bind_process(nb::module_& m) {
-  nb::class_<ProcessMemory>(m, "ProcessMemory", "What the system says this process holds, in bytes.")
+  nb::class_<ProcessMemory>(m, "ProcessMemory",
+                            "What the system says this process holds, in bytes.")
       .def_ro("rss", &ProcessMemory::rss, "Resident now (VmRSS).")
       .def_ro("peak", &ProcessMemory::peak_rss, "The most it has been (VmHWM).")
       .def_ro("anonymous", &ProcessMemory::anonymous, "Of rss, what is no file's (RssAnon).")
@@ -55,12 +56,13 @@ void bind_process(nb::module_& m) {
   m.def("reset_peak", [] { check(reset_peak_memory()); },
         "The peak of process_memory() counts from now on.");
   m.def("tune_malloc", tune_malloc,
-        "From now on the allocator gives freed blocks of 64 KiB and more back to the system at once.");
+        "From now on the allocator gives freed blocks of 64 KiB and more back to the system at "
+        "once.");
   m.def("copy_in", copy, nb::arg("to"), nb::arg("source"), nb::arg("bytes"), Unlocked(),
         "Copies bytes between two addresses that do not overlap; from 4 MiB on with two threads.");
   m.def("scratch_folder", scratch_folder,
-        "Where scratch files go when nobody says: $TMPDIR, /var/tmp or the current folder, the first "
-        "that is on a disk and can be written to; empty: none.");
+        "Where scratch files go when nobody says: $TMPDIR, /var/tmp or the current folder, the "
+        "first that is on a disk and can be written to; empty: none.");
   m.def("default_threads", default_threads, "Processors that this process may use.");
   m.def("free_on_disk", [](const std::string& folder) { return check(free_on_disk(folder)); },
         nb::arg("folder"), "Bytes that may still be written there.");

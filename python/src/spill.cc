@@ -18,7 +18,8 @@ std::unique_ptr<SharedSpill> open(const std::optional<std::string>& folder) {
   auto out = std::make_unique<SharedSpill>();
   const std::string where = folder.value_or(scratch_folder());
   if (where.empty())
-    throw Raised{error(Code::kUsage, "no folder on a disk for the scratch file: name one"), nullptr};
+    throw Raised{error(Code::kUsage, "no folder on a disk for the scratch file: name one"),
+                 nullptr};
   out->spill = check(Spill::open(where));
   return out;
 }
@@ -28,8 +29,8 @@ std::unique_ptr<SharedSpill> open(const std::optional<std::string>& folder) {
 void bind_spill(nb::module_& m) {
   using std::lock_guard;
   nb::class_<SharedSpill>(m, "Spill",
-                          "Buffers put aside in scratch files that have no name, one by one. Holds 8 "
-                          "MiB of memory at most. Thread-safe.")
+                          "Buffers put aside in scratch files that have no name, one by one. Holds "
+                          "8 MiB of memory at most. Thread-safe.")
       .def(nb::new_(&open), nb::arg("folder") = nb::none())
       .def("put", [](SharedSpill& s, uint64_t address, int64_t bytes) {
              const lock_guard lock(s.lock);

@@ -23,7 +23,9 @@ class Step {
   Step(const std::string& forward, const std::string& optimizer, int64_t memory,
        const std::optional<std::string>& folder, int threads, int64_t baseline, bool profile,
        const Machine* machine, bool paranoid, int64_t arena) {
-    if (memory <= 0) fail(error(Code::kUsage, "memory of %lld bytes", static_cast<long long>(memory)));
+    if (memory <= 0) {
+      fail(error(Code::kUsage, "memory of %lld bytes", static_cast<long long>(memory)));
+    }
     CapturedOptions o;
     o.baseline_bytes = baseline > 0 ? baseline : process_memory().rss;
     o.memory_bytes = memory;
@@ -32,8 +34,8 @@ class Step {
       fail(error(Code::kUsage, "no folder on a disk that can be written to: say folder="));
     }
     if (check(look_at_folder(o.folder)).in_memory) {
-      fail(error(Code::kUsage, "folder '%s' is in memory, which is what is scarce: name one on a disk",
-                 o.folder.c_str()));
+      fail(error(Code::kUsage, "folder '%s' is in memory, which is what is scarce: name one on a "
+                 "disk", o.folder.c_str()));
     }
     o.threads = threads > 0 ? threads : default_threads();
     o.machine = machine != nullptr ? *machine : quick_machine(o.folder, o.threads);
@@ -169,7 +171,8 @@ class Step {
 void bind_step(nb::module_& m) {
   nb::class_<Step>(m, "CapturedStep", nb::is_weak_referenceable(),
                    "A training step given as JSON (headrace/train/captured_step.h), planned for a "
-                   "budget and run by the library. After an error nothing runs any more. Thread-safe.")
+                   "budget and run by the library. After an error nothing runs any more. "
+                   "Thread-safe.")
       .def(nb::init<const std::string&, const std::string&, int64_t,
                     const std::optional<std::string>&, int, int64_t, bool, const Machine*, bool,
                     int64_t>(),
@@ -183,8 +186,8 @@ void bind_step(nb::module_& m) {
       .def("start", &Step::start, Unlocked(), "Takes memory and scratch file; all state is zero.")
       .def("close", &Step::close, Unlocked(), "Gives both back.")
       .def("bytes_of", &Step::bytes_of, nb::arg("name"), nb::arg("state") = 0,
-           "Bytes of a parameter (state 0), its first (1) or second (2) moment, or the f32 master that "
-           "it is rounded from (3); 0: it has none.")
+           "Bytes of a parameter (state 0), its first (1) or second (2) moment, or the f32 master "
+           "that it is rounded from (3); 0: it has none.")
       .def("write", &Step::write, nb::arg("name"), nb::arg("state"), nb::arg("address"),
            nb::arg("bytes"), nb::arg("begin") = 0, Unlocked(),
            "Copies bytes to a parameter or moment, in the layout of the caller's own tensor.")

@@ -71,7 +71,8 @@ def stack_workload(layers: int = 8, size: int = 1 << 20, cyclic: bool = True,
             "seconds": milliseconds / 1e3, "recompute": False} for i in range(layers)]
     tensors += [{"name": f"after{i}", "bytes": 1, "class": "other"} for i in range(layers)]
     ops += [{"name": f"unpack{i}", "kernel": "Unpack", "inputs": [f"saved{i}"],
-             "outputs": [f"after{i}"], "seconds": milliseconds / 1e3, "recompute": False} for i in reversed(range(layers))]
+             "outputs": [f"after{i}"], "seconds": milliseconds / 1e3, "recompute": False}
+            for i in reversed(range(layers))]
     if state:
         tensors += [{"name": f"moment{i}", "bytes": size, "persistent": True,
                      "class": "optimizer"} for i in range(layers)]

@@ -1,4 +1,4 @@
-"""The engine whose ops the caller computes: exact bytes, runs again and again, abandoned anywhere."""
+"""The engine whose ops the caller computes: exact bytes, many runs, abandoned anywhere."""
 
 from __future__ import annotations
 

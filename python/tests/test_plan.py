@@ -34,7 +34,8 @@ def test_a_file_its_text_and_a_mapping_give_the_same_plan(tmp_path, disk):
     text = stack_workload()
     file = tmp_path / "stack.json"
     file.write_text(text)
-    plans = [headrace.plan(w, 3 << 20, folder=disk) for w in (file, str(file), text, json.loads(text))]
+    forms = (file, str(file), text, json.loads(text))
+    plans = [headrace.plan(form, 3 << 20, folder=disk) for form in forms]
     # Not as a whole: what the disk has free changes from plan to plan.
     told = {str([(i.kind, i.name, i.begin, i.bytes, i.waits) for i in p.instructions()])
             for p in plans}
@@ -85,7 +86,8 @@ def test_what_cannot_fit_says_by_how_much_and_what_would_help(disk):
     ("model.gguf", "unsupported", "headrace plan model.gguf"),
     ("{}", "bad_file", ""),
     ({"step": {"preset": "nobody"}}, "bad_file", "nobody"),
-    ({"headrace_workload": 1, "tensors": [{"name": "a", "bytes": -1}], "ops": []}, "bad_file", "a")])
+    ({"headrace_workload": 1, "tensors": [{"name": "a", "bytes": -1}], "ops": []},
+     "bad_file", "a")])
 def test_what_is_no_workload_is_refused_by_name(workload, code, told):
     with pytest.raises(headrace.HeadraceError) as caught:
         headrace.plan(workload, "1GiB", machine="h200-pcie5")

@@ -15,7 +15,7 @@ MEMORY = "256MiB"
 
 
 def adamw(model):
-    """The gradient of a bias of keys is rounding alone, which an eps of 1e-8 would make steps of."""
+    """The gradient of a bias of keys is rounding alone; an eps of 1e-8 would make steps of it."""
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3, eps=1e-4)
 
 

@@ -1,5 +1,5 @@
-// Deterministic mutation fuzzing of captured forward passes: whatever the bytes, the answer is steps
-// that verify, or an error that says something; never a crash or an exception.
+// Deterministic mutation fuzzing of captured forward passes: whatever the bytes, the answer is
+// steps that verify, or an error that says something; never a crash or an exception.
 #include "headrace/train/captured_forward.h"
 
 #include <gtest/gtest.h>

@@ -171,7 +171,8 @@ TEST(TrainAttention, GradientsAreThoseOfItsFormulaInDoublePrecision) {
 }
 
 TEST(TrainAttention, TheReferencesGradientIsThatOfCentralDifferences) {
-  for (const Shape& s : {Shape{2, 7, 4, 2, 6, DType::kF32}, Shape{2, 7, 4, 2, 6, DType::kF32, false},
+  for (const Shape& s : {Shape{2, 7, 4, 2, 6, DType::kF32},
+                         Shape{2, 7, 4, 2, 6, DType::kF32, false},
                          Shape{1, 9, 2, 1, 6, DType::kF32, false, 3}}) {
     const auto floats = normal_values(s.rows() * s.qkv(), 1);
     const auto slopes = normal_values(s.rows() * s.o(), 2);

@@ -4,8 +4,8 @@
 usage: tests/python/run.py FILE [pytest arguments]
 
 HEADRACE_TORCH names the environment; where it is not there the tests are skipped: exit code 77. So
-are files all of whose tests are skipped, by the reasons that pytest prints; a file without a test is
-a failure.
+are files all of whose tests are skipped, by the reasons that pytest prints; a file without a test
+is a failure.
 """
 import os
 import pathlib
@@ -19,8 +19,8 @@ def main():
     if not (folder / "ready").exists():
         print(f"SKIPPED: no PyTorch in {folder}; make torch installs it")
         sys.exit(77)
-    pathlib.Path(next(word for word in sys.argv if word.startswith("--basetemp=")).partition("=")[2]) \
-        .parent.mkdir(parents=True, exist_ok=True)
+    option = next(word for word in sys.argv if word.startswith("--basetemp="))
+    pathlib.Path(option.partition("=")[2]).parent.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1",
                        HF_HOME=str(folder / "huggingface"))
     command = [str(folder / "bin" / "python"), "-m", "pytest", "-q", "-rs", "--tb=short",

@@ -1,5 +1,5 @@
-// Runs whose ops the caller computes: the same bytes as a run of the executor's own, and what such a run
-// leaves when it is abandoned.
+// Runs whose ops the caller computes: the same bytes as a run of the executor's own, and what such
+// a run leaves when it is abandoned.
 #include <gtest/gtest.h>
 
 #include "headrace/plan/step_plan.h"
@@ -122,8 +122,8 @@ TEST(CallerComputes, TheResultsAreThoseOfTheExecutorsOwnRuns) {
   EXPECT_GT(again, 0);
 }
 
-// What a later op of the graph reads of what was there before op `next`, in a run that computes every op
-// once in the graph's order.
+// What a later op of the graph reads of what was there before op `next`, in a run that computes
+// every op once in the graph's order.
 std::vector<TensorId> wanted_from(const Graph& g, size_t next) {
   std::vector<char> made(g.tensors.size(), 0), wanted(g.tensors.size(), 0);
   for (size_t t = 0; t < g.tensors.size(); ++t) made[t] = g.tensors[t].role == Role::kState;
@@ -142,8 +142,8 @@ std::vector<TensorId> wanted_from(const Graph& g, size_t next) {
   return out;
 }
 
-// Runs `before` whole cycles, then up to op `stop`, and abandons; all that was still wanted must be what
-// the plain step has then.
+// Runs `before` whole cycles, then up to op `stop`, and abandons; all that was still wanted must be
+// what the plain step has then.
 void abandon_at(const Planned& made, uint64_t seed, int before, size_t stop, int64_t* elsewhere) {
   const std::string where = "seed " + std::to_string(seed) + ", op " + std::to_string(stop);
   Rig r(made, seed, late(seed));

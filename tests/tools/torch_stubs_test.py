@@ -31,7 +31,8 @@ class Stubs(unittest.TestCase):
                        f"-Wl,--version-script={lib / 'versions'}")
         compile_shared(lib, "libplain.so", "int plain(void) { return 0; }\n")
         compile_shared(self.package, "_C.test.so",
-                       "int gone_run(void); const char* goneGetErrorString(void); int plain(void);\n"
+                       "int gone_run(void); const char* goneGetErrorString(void);\n"
+                       "int plain(void);\n"
                        "int ran(void) { return gone_run(); }\n"
                        "const char* said(void) { return goneGetErrorString(); }\n"
                        "int was_plain(void) { return plain(); }\n",

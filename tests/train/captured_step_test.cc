@@ -306,7 +306,8 @@ TEST(CapturedStep, AccumulatesMeansOfMicroBatchesWithDifferentCountsAsPyTorchDoe
   std::fill(rows.targets.begin(), rows.targets.begin() + 17, -1);
   const std::vector<double> rates = {1.0, 1.0};
   const std::string name = "model.layers.0.mlp.up_proj.weight";
-  const auto run = [&](const json& forward, int64_t begin, int64_t count, std::vector<double>* losses) {
+  const auto run = [&](const json& forward, int64_t begin, int64_t count,
+                       std::vector<double>* losses) {
     const auto step = planned(forward, captured_optimizer(sgd));
     EXPECT_TRUE(step->start().ok());
     write_hashed(*step);
@@ -338,8 +339,8 @@ TEST(CapturedStep, AStepThatIsNotFiniteChangesNothingAndDoesNotCount) {
   for (const double clip : {0.0, 1.0}) {
     OptimizerConfig optimizer;
     optimizer.clip_norm = clip;
-    const auto step =
-        planned(captured_json(test::small_llama(), test::small_shape()), captured_optimizer(optimizer));
+    const auto step = planned(captured_json(test::small_llama(), test::small_shape()),
+                              captured_optimizer(optimizer));
     ASSERT_NE(step, nullptr);
     ASSERT_TRUE(step->start().ok());
     write_hashed(*step);
@@ -454,12 +455,14 @@ TEST(CapturedStep, InputsAreWrittenBeforeAStepAndReadByIt) {
 TEST(CapturedStep, RemoteParametersLeaveMemoryOnceAStep) {
   json forward = captured_json(test::small_llama(), test::small_shape());
   for (json& p : forward["parameters"]) {
-    if (p["name"] == "lm_head.weight") p["remote_memory"] = {{"max_size", 0}, {"prefetch_priority", 3}};
+    if (p["name"] != "lm_head.weight") continue;
+    p["remote_memory"] = {{"max_size", 0}, {"prefetch_priority", 3}};
   }
   const auto step = planned(forward, captured_optimizer({}));
   ASSERT_NE(step, nullptr);
   const Program& program = step->train_plan().plan.program;
-  const bool loaded = std::any_of(program.instrs.begin(), program.instrs.end(), [&](const Instr& i) {
+  const auto& instrs = program.instrs;
+  const bool loaded = std::any_of(instrs.begin(), instrs.end(), [&](const Instr& i) {
     return i.kind == InstrKind::kLoad && program.graph->at(i.tensor).name == "lm_head.weight";
   });
   EXPECT_TRUE(loaded);
@@ -480,7 +483,8 @@ TEST(CapturedStep, SaysWhatARunOrACallCannotBe) {
               HasSubstr("op 'embed': token 67 of row 5 is not from 0 to below 67"));
   rows.tokens[5] = 0;
   rows.targets[3] = -100;
-  EXPECT_THAT(step->run(captured(rows, rates)).status().message(), HasSubstr("target -100 of row 3"));
+  EXPECT_THAT(step->run(captured(rows, rates)).status().message(),
+              HasSubstr("target -100 of row 3"));
   float value = 0;
   const auto out = std::as_writable_bytes(std::span(&value, 1));
   EXPECT_THAT(step->read("nothing", ParameterState::kValue, 0, out).message(),

@@ -10,8 +10,8 @@
 
 namespace headrace::test {
 
-// Attributes by name, values and parameters by name, one micro-batch that is repeated where there are
-// several of one size. Groups: 0 matrices and tables, 1 vectors.
+// Attributes by name, values and parameters by name, one micro-batch that is repeated where there
+// are several of one size. Groups: 0 matrices and tables, 1 vectors.
 inline nlohmann::json captured_json(const StepModel& model, const StepShape& shape) {
   using Json = nlohmann::json;
   Graph g;
@@ -37,7 +37,10 @@ inline nlohmann::json captured_json(const StepModel& model, const StepShape& sha
   for (const Parameter& p : parameters) {
     if (p.row_begin > 0) continue;
     const bool vector = p.kind == ParameterKind::kVector;
-    Json j = {{"name", p.name}, {"dtype", "f32"}, {"trainable", p.trainable}, {"group", vector ? 1 : 0}};
+    Json j = {{"name", p.name},
+              {"dtype", "f32"},
+              {"trainable", p.trainable},
+              {"group", vector ? 1 : 0}};
     if (vector) {
       j["shape"] = {p.cols};
     } else if (p.transposed) {

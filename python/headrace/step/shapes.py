@@ -75,7 +75,8 @@ def _check_padding(mine: MicroInputs, tokens: torch.Tensor, last: torch.Tensor) 
         if bool(((tokens.reshape(-1, mine.sequence) == padding) & seen).any()):
             raise HeadraceError(
                 f"compile_step: token {padding}, the padding_idx of an embedding, is before a "
-                "target that counts; its embedding has no gradient in torch, which is not supported",
+                "target that counts; its embedding has no gradient in torch, which is not "
+                "supported",
                 "unsupported",
             )
 
