@@ -28,7 +28,6 @@ SHT_GNU_VERNEED, SHT_GNU_VERSYM = 0x6FFFFFFE, 0x6FFFFFFF
 DT_NEEDED = 1
 UNDEFINED_SECTION = 0
 WEAK = 2
-FIRST_VERSION = 2  # 0 and 1 mean "local" and "no version"
 
 
 class Elf:

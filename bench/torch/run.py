@@ -25,7 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE.parent / "train"))
 import run as train  # noqa: E402
-from run import GPT2, MIB, SMALL, against, figures, measure, median  # noqa: E402
+from run import GPT2, MIB, SMALL, against, figures, measure  # noqa: E402
 
 STEPS = 6
 REFUSED = 3

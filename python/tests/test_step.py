@@ -2,6 +2,7 @@
 
 import copy
 import io
+import tempfile
 
 import pytest
 import torch
@@ -355,6 +356,17 @@ def test_other_shapes_are_planned_anew_and_share_the_state():
         compiled,
         [models.batch(rows, length, seed=i) for i, (rows, length) in enumerate(shapes)],
     )
+
+
+def test_state_moves_between_plans_through_the_folder_that_was_named(folder, monkeypatch):
+    folders, file = [], tempfile.TemporaryFile
+    monkeypatch.setattr(
+        tempfile, "TemporaryFile", lambda dir: folders.append(dir) or file(dir=dir)
+    )
+    eager, compiled = pair(models.NanoGPT, folder=folder)
+    given = [models.batch(rows, length, seed=rows) for rows, length in ((2, 16), (4, 24))]
+    assert_same_training(eager, compiled, given)
+    assert folders == [str(folder)]
 
 
 def test_what_is_no_tensor_is_a_constant_of_the_step():

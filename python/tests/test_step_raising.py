@@ -266,15 +266,8 @@ class Doubled(torch.autograd.Function):
         return d
 
 
-def steps(model, optimizer):
-    """(train_step, words of its refusal)"""
-
-    def item(tokens, targets):
-        optimizer.zero_grad()
-        loss = model(tokens, targets)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+def incomplete_steps(model, optimizer):
+    """(train_step, words of its refusal), for want of an event or because of one."""
 
     def no_zero(tokens, targets):
         model(tokens, targets).backward()
@@ -289,13 +282,6 @@ def steps(model, optimizer):
     def no_step(tokens, targets):
         optimizer.zero_grad()
         model(tokens, targets).backward()
-
-    def gradients(tokens, targets):
-        optimizer.zero_grad()
-        model(tokens, targets).backward()
-        for p in model.parameters():
-            p.grad.mul_(0.5)
-        optimizer.step()
 
     def autocast(tokens, targets):
         optimizer.zero_grad()
@@ -312,18 +298,46 @@ def steps(model, optimizer):
     def grad(tokens, targets):
         torch.autograd.grad(model(tokens, targets), list(model.parameters()))
 
+    def clip_some(tokens, targets):
+        optimizer.zero_grad()
+        model(tokens, targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.h.parameters(), 1.0)
+        optimizer.step()
+
+    return [
+        (no_zero, "zero_grad"),
+        (twice, "once"),
+        (no_step, "once"),
+        (autocast, "autocast"),
+        (custom, "Doubled"),
+        (grad, "torch.autograd.grad"),
+        (clip_some, "some of the trained"),
+    ]
+
+
+def dependent_steps(model, optimizer):
+    """The same, of steps that use values or gradients themselves."""
+
+    def item(tokens, targets):
+        optimizer.zero_grad()
+        loss = model(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    def gradients(tokens, targets):
+        optimizer.zero_grad()
+        model(tokens, targets).backward()
+        for p in model.parameters():
+            p.grad.mul_(0.5)
+        optimizer.step()
+
     def logits(tokens, targets):
         optimizer.zero_grad()
         loss = model(tokens, targets)
         loss.backward()
         optimizer.step()
         return loss, model.ln_f.weight * 2
-
-    def clip_some(tokens, targets):
-        optimizer.zero_grad()
-        model(tokens, targets).backward()
-        torch.nn.utils.clip_grad_norm_(model.h.parameters(), 1.0)
-        optimizer.step()
 
     def branch(tokens, targets):
         optimizer.zero_grad()
@@ -335,15 +349,8 @@ def steps(model, optimizer):
 
     return [
         (item, "return the loss as a tensor"),
-        (no_zero, "zero_grad"),
-        (twice, "once"),
-        (no_step, "once"),
         (gradients, "computes with gradients"),
-        (autocast, "autocast"),
-        (custom, "Doubled"),
-        (grad, "torch.autograd.grad"),
         (logits, "losses"),
-        (clip_some, "some of the trained"),
         (branch, "value"),
     ]
 
@@ -352,7 +359,8 @@ def steps(model, optimizer):
 def test_a_step_that_is_not_a_step_is_refused_by_name(number):
     model = models.NanoGPT()
     optimizer = adamw(model)
-    train_step, words = steps(model, optimizer)[number]
+    steps = incomplete_steps(model, optimizer) + dependent_steps(model, optimizer)
+    train_step, words = steps[number]
     message = refusal(train_step, model, optimizer, *models.batch())
     assert words.lower() in message.lower()
 

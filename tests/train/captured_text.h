@@ -37,10 +37,8 @@ inline nlohmann::json captured_json(const StepModel& model, const StepShape& sha
   for (const Parameter& p : parameters) {
     if (p.row_begin > 0) continue;
     const bool vector = p.kind == ParameterKind::kVector;
-    Json j = {{"name", p.name},
-              {"dtype", "f32"},
-              {"trainable", p.trainable},
-              {"group", vector ? 1 : 0}};
+    Json j = {{"name", p.name}, {"dtype", "f32"},
+              {"trainable", p.trainable}, {"group", vector ? 1 : 0}};
     if (vector) {
       j["shape"] = {p.cols};
     } else if (p.transposed) {

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import os
 import tempfile
 import weakref
 from typing import Any, Iterator, Optional
 
 import torch
 
+from .. import _core
 from .events import unsupported
 from .values import Parameter
 
@@ -49,10 +49,11 @@ class _Hook:
 
 class State:
     """Parameters of one model and their optimizer's state, and the engine that has them, if one
-    does. ``engine`` is a _core.CapturedStep."""
+    does. ``engine`` is a _core.CapturedStep; ``folder`` is where state goes on its way from one
+    engine to another, None: where the engines have their scratch files then."""
 
-    def __init__(self, model: torch.nn.Module, optimizer):
-        self.model, self.optimizer = model, optimizer
+    def __init__(self, model: torch.nn.Module, optimizer, folder: Optional[str]):
+        self.model, self.optimizer, self.folder = model, optimizer, folder
         self.engine: Any = None
         self.parameters: dict[str, Parameter] = {}
         self.trained: list[str] = []
@@ -132,7 +133,7 @@ class State:
                 f"{done} steps, which is not supported: close() this step and compile "
                 "another"
             )
-        with tempfile.TemporaryFile(dir=_disk()) as spool:
+        with tempfile.TemporaryFile(dir=self.folder or _core.scratch_folder()) as spool:
             pieces = [
                 (name, which, old.bytes_of(name, which))
                 for name in self.parameters
@@ -256,8 +257,3 @@ def _chunks(size: int) -> Iterator[tuple[int, int]]:
 
 def _address(buffer: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-
-
-def _disk() -> Optional[str]:
-    """A folder on a disk, where the system's temporary one may be in memory."""
-    return "/var/tmp" if os.path.isdir("/var/tmp") else None

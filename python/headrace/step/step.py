@@ -49,7 +49,7 @@ class CompiledStep:
         self._baseline = _core.process_memory().rss
         self._compiled: dict[Any, _Compiled] = {}  # the least recently used first
         self._live: Optional[_Compiled] = None  # whose engine runs
-        self._state = State(model, optimizer)
+        self._state = State(model, optimizer, folder)
         self._steps = 0
         self._closed = False
         self.skipped_steps = 0
@@ -253,6 +253,28 @@ def _static(value) -> Any:
     return value
 
 
+def _check_arguments(model, optimizer) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise HeadraceError(f"compile_step: model is {type(model).__name__}, no torch.nn.Module")
+    if hasattr(model, "_orig_mod"):
+        raise HeadraceError(
+            "compile_step: model is a compiled one (torch.compile); give the model that "
+            "was compiled",
+            "unsupported",
+        )
+    eager = sys.modules.get("headrace.eager")
+    if eager is not None and model in eager._sessions:
+        raise HeadraceError(
+            "compile_step: the model is one that headrace.fit() works on; call "
+            "headrace.release(model) first",
+            "usage",
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise HeadraceError(
+            f"compile_step: optimizer is {type(optimizer).__name__}, no torch.optim.Optimizer"
+        )
+
+
 def compile_step(
     train_step: Callable,
     model: torch.nn.Module,
@@ -310,25 +332,7 @@ def compile_step(
         HeadraceError: "unsupported" names the ATen op, its shapes and the line of the model, at the
             first call. DoesNotFit, at the first call, with the least memory that would do.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise HeadraceError(f"compile_step: model is {type(model).__name__}, no torch.nn.Module")
-    if hasattr(model, "_orig_mod"):
-        raise HeadraceError(
-            "compile_step: model is a compiled one (torch.compile); give the model that "
-            "was compiled",
-            "unsupported",
-        )
-    eager = sys.modules.get("headrace.eager")
-    if eager is not None and model in eager._sessions:
-        raise HeadraceError(
-            "compile_step: the model is one that headrace.fit() works on; call "
-            "headrace.release(model) first",
-            "usage",
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise HeadraceError(
-            f"compile_step: optimizer is {type(optimizer).__name__}, no torch.optim.Optimizer"
-        )
+    _check_arguments(model, optimizer)
     return CompiledStep(
         train_step,
         model,

@@ -7,7 +7,7 @@ layout.py), and half-recognised patterns, which are good for nothing until they 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -246,6 +246,3 @@ class Mix:
     shape: tuple[int, ...]
     pieces: tuple[tuple[Term, ...], ...]
     whole: list = dataclasses.field(default_factory=list)  # what complete() made of it
-
-
-Abstract = Union[layout.Ref, Partial, Losses, Mix]
