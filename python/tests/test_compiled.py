@@ -245,6 +245,20 @@ def test_a_retained_graph_gives_the_same_gradients_twice(steps_of):
             loss.backward()
 
 
+def test_an_output_changed_in_place_that_the_backward_pass_needs_is_refused(folder):
+    bare = torch.nn.Linear(64, 64)
+    model = torch.compile(lambda x: bare(x).exp(), backend="headrace",
+                          options={"memory": "64GiB", "folder": str(folder)})
+    out = model(torch.randn(8, 64))
+    with torch.no_grad():
+        out.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    out = model(torch.randn(8, 64))
+    out.mul(3).sum().backward()
+    assert bare.weight.grad is not None
+
+
 def test_two_forward_passes_before_their_backward_passes(steps_of):
     steps = steps_of.moving("llama")
     expected = steps.step()

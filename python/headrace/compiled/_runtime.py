@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .._errors import HeadraceError
+from ..eager._saved import check_version
 from ._emit import Emission
 from ._moves import Moves
 from ._planner import Ledger, PassPlans
@@ -35,6 +36,8 @@ class Record(bytearray):
         ledger.pending += 1
         self.emission = emission
         self.saved: Optional[list[torch.Tensor]] = saved
+        # Some of them are outputs as well: the caller may change those in place.
+        self.versions = [tensor._version for tensor in saved]
         self.moves = moves
         self.number = next(_numbers)
         self[:] = self.number.to_bytes(TOKEN_BYTES, "little")
@@ -108,6 +111,8 @@ class Pass:
         record = record_of(args[count])
         if record.saved is None:
             raise HeadraceError("backward a second time: give retain_graph=True to the first")
+        for tensor, version in zip(record.saved, record.versions):
+            check_version(tensor, version)
         given = [*record.saved, *args[:count], *args[count + 1:]]
         args.clear()
         kept = _graph_is_kept()
