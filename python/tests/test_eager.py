@@ -6,6 +6,7 @@ the plan calls free is filled with NaN.
 import copy
 import gc
 import pickle
+import threading
 import types
 
 import pytest
@@ -417,6 +418,39 @@ def test_a_model_that_calls_itself(folder):
                 return super().forward(x)
             return self(x[:ROWS // 2]) + super().forward(x)
     both(folder, make=lambda: Twice(plain_body))
+
+
+def test_passes_of_two_threads_at_once(folder):
+    both_inside, left = threading.Barrier(2, timeout=30), {}
+
+    class Meeting(Net):
+        def forward(self, x):
+            both_inside.wait()
+            loss = super().forward(x)
+            both_inside.wait()
+            return loss
+
+    def work(model, x, name):
+        gradients = torch.autograd.grad(model(x), list(model.parameters()))
+        before = headrace.eager.stats(model).spilled_bytes
+        torch.randn(ROWS, WIDTH, requires_grad=True).exp()
+        left[name] = gradients, headrace.eager.stats(model).spilled_bytes - before
+
+    x = [batch(torch.Generator().manual_seed(i)) for i in range(2)]
+    plain = Net(plain_body)
+    expected = [torch.autograd.grad(plain(one), list(plain.parameters())) for one in x]
+    model = Meeting(plain_body)
+    model.load_state_dict(plain.state_dict())
+    headrace.fit(model, adamw(model.parameters()), "64MiB", folder=str(folder), paranoid=True)
+    threads = [threading.Thread(target=work, args=(model, one, i)) for i, one in enumerate(x)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(left[i][0], expected[i]))
+        assert left[i][1] == 0, "autograd's hooks are still on"
+    headrace.release(model)
 
 
 def test_two_models_at_once(folder):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from typing import Any
 
@@ -26,11 +27,18 @@ class _Installed:
 
     def __init__(self, model: torch.nn.Module, session: Session) -> None:
         self.session = session
-        # Per forward pass in progress: its saved_tensors_hooks or None, and how deep the stack was.
-        self.entered: list[tuple[Any, int]] = []
+        self._threads = threading.local()  # autograd's hooks are a thread's own as well
         self.handles = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
             model.register_forward_hook(Hook(self._after), always_call=True)]
+
+    @property
+    def entered(self) -> list[tuple[Any, int]]:
+        """Per forward pass in progress in this thread: its saved_tensors_hooks or None, and how deep
+        the stack was."""
+        if not hasattr(self._threads, "entered"):
+            self._threads.entered = []
+        return self._threads.entered
 
     def _before(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         depth = _stack_depth()
