@@ -34,8 +34,8 @@ class _Installed:
 
     @property
     def entered(self) -> list[tuple[Any, int]]:
-        """Per forward pass in progress in this thread: its saved_tensors_hooks or None, and how deep
-        the stack was."""
+        """Per forward pass in progress in this thread: its saved_tensors_hooks or None, and how
+        deep the stack was."""
         if not hasattr(self._threads, "entered"):
             self._threads.entered = []
         return self._threads.entered

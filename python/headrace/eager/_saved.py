@@ -96,9 +96,7 @@ def counts_for_storage(tensor: torch.Tensor) -> bool:
 
 def own_region(tensor: torch.Tensor) -> torch.Tensor:
     """The same values with the same strides on a storage of their own: a copy of the bytes from the
-    first element to the last."""
-    if tensor.numel() == 0:
-        return tensor.clone()
+    first element to the last. Not for tensors without elements."""
     item = tensor.element_size()
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride()))
     region = torch.empty(0, dtype=torch.uint8).set_(

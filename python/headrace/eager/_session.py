@@ -299,6 +299,9 @@ class Session:
                     tensor.storage_offset())
         if not moves(tensor, self._resident):
             return None, tensor.detach(), tensor._version
+        if tensor.numel() == 0:  # nothing to move, and nothing to keep its storage for
+            empty = tensor.detach().clone()
+            return None, empty, empty._version
         with self.lock:
             shared = counts_for_storage(tensor)
             saved = self._find(tensor) if shared else None
