@@ -187,15 +187,22 @@ def without_gradients_inside(x, layer):
     return F.gelu(layer(x)) / (1 + scale)
 
 
+def changed_untold(x, layer):
+    h = F.relu(layer(x))
+    h.data.clamp_(max=0.5)  # no version counts this
+    return h * x.square()
+
+
 def nothing_of_much(x, layer):
     h = F.gelu(layer(x))
     nothing = torch.unsafe_split_with_sizes(h, [ROWS, 0])[1]  # no elements; not a view
     return h * h[:0].exp().sum().exp() + (nothing * nothing.tanh()).sum()
 
 
-@pytest.mark.parametrize("body", [views, in_place, outputs_saved, dropped, shared, checkpointed,
-                                  reentrant, complex_numbers, attention, autocast,
-                                  nothing_of_much, without_gradients_inside], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("body", [views, changed_untold, in_place, outputs_saved, dropped, shared,
+                                  checkpointed, reentrant, complex_numbers, attention, autocast,
+                                  nothing_of_much, without_gradients_inside],
+                         ids=lambda f: f.__name__)
 def test_whatever_a_layer_saves(body, folder):
     both(folder, body)
 

