@@ -490,6 +490,30 @@ def test_two_models_at_once(folder):
     assert all(loop.stats().followed == 3 for loop in loops)
 
 
+def test_two_models_of_one_optimizer(folder):
+    def train(fitted):
+        torch.manual_seed(1)
+        first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+        second = Net(plain_body)
+        optimizer = adamw([*first.parameters(), *second.parameters()])
+        if fitted:
+            headrace.fit(first, optimizer, "64MiB", folder=str(folder))
+            with pytest.raises(headrace.HeadraceError, match="with another model"):
+                headrace.fit(second, optimizer, "64MiB", folder=str(folder))
+            headrace.fit(second, None, "64MiB", folder=str(folder), paranoid=True)
+        generator = torch.Generator().manual_seed(3)
+        for _ in range(5):
+            second(first(batch(generator))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if fitted:
+            assert stats(first).followed >= 3 and stats(second).followed >= 3
+            headrace.release(first)
+            headrace.fit(second, optimizer, "64MiB", folder=str(folder))
+        return [p.detach() for p in (*first.parameters(), *second.parameters())]
+    assert all(torch.equal(a, b) for a, b in zip(train(False), train(True)))
+
+
 def test_frozen_and_unused_parameters_and_some_that_thaw(folder):
     def thawing(loop):
         loop.model.layers[0].requires_grad_(False)

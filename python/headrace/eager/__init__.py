@@ -125,6 +125,7 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
     """
     release(model)
     _refuse_other_devices(model)
+    _refuse_shared(optimizer)
     _core.tune_malloc()
     close_holes()
     settings = Settings(parse_bytes(memory), _core.process_memory().rss,
@@ -139,6 +140,15 @@ def _refuse_other_devices(model: torch.nn.Module) -> None:
         if parameter.device.type != "cpu":
             raise HeadraceError(f"parameter '{name}' is on {parameter.device}: fit() moves tensors "
                                 "of the CPU", "unsupported")
+
+
+def _refuse_shared(optimizer: torch.optim.Optimizer | None) -> None:
+    """Its steps end the cycles of one model, and its state can be in one place."""
+    if optimizer is not None and any(installed.session.states.optimizer() is optimizer
+                                     for installed in _sessions.values()):
+        raise HeadraceError("this optimizer was given to fit() with another model: give it with "
+                            "one of them (its state moves for all), and None with the others; or "
+                            "release() the other model first")
 
 
 def _look_ahead(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None,

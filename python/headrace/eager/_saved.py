@@ -87,9 +87,10 @@ def moves(tensor: torch.Tensor, resident: Residents) -> bool:
 
 
 def counts_for_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's version is that of its whole storage: it, or what it is a view of, covers
-    it. Parts that are not views (of unsafe_chunk, unsafe_split: GRU and LSTM cells) have versions of
-    their own, which do not say whether bytes beside them or the same ones were changed."""
+    """Whether the tensor's version is that of its whole storage: it, or what it is a view of,
+    covers it. Parts that are not views (of unsafe_chunk, unsafe_split: GRU and LSTM cells) have
+    versions of their own, which do not say whether bytes beside them or the same ones were
+    changed."""
     base = tensor._base if tensor._is_view() else tensor
     return base.numel() * base.element_size() == tensor.untyped_storage().nbytes()
 
