@@ -283,6 +283,19 @@ def test_a_forward_pass_without_backward_leaves_nothing(steps_of):
     assert same(steps.step(), expected)
 
 
+def test_an_output_that_the_backward_pass_needs_is_freed_without_one(folder):
+    bare = torch.nn.Linear(64, 64)
+    model = torch.compile(lambda x: bare(x).exp(), backend="headrace",
+                          options={"memory": "64GiB", "folder": str(folder)})
+    for kept in (False, True):
+        out = model(torch.randn(8, 64))
+        assert len(_runtime._records) == 1
+        if kept:
+            out.sum().backward(retain_graph=True)
+        del out
+        assert not _runtime._records
+
+
 def test_passes_without_gradients_between_steps(steps_of):
     steps = steps_of.moving("llama")
     expected = steps.step()

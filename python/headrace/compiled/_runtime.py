@@ -102,6 +102,9 @@ class Pass:
             raise
         outputs, saved = results[:self.outputs], results[self.outputs:]
         del results
+        # An output gets a history that leads to the token, so to the record: never to be freed.
+        ours = {id(tensor) for tensor in outputs}
+        saved = [tensor.detach() if id(tensor) in ours else tensor for tensor in saved]
         record = Record(plan.emission, saved, moves, self.ledger)
         return [*outputs, *kept, record.token()]
 
