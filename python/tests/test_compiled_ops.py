@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -73,6 +75,25 @@ def test_a_second_pass_in_between_has_its_own_bytes(mover):
     second.end()
     first.end()
     assert mover.spill.held_bytes == 0
+
+
+def test_passes_of_two_threads_at_once(mover):
+    both_begun, done = threading.Barrier(2, timeout=30), []
+
+    def work():
+        moves = mover.begin()
+        both_begun.wait()
+        tokens = [torch.ops.headrace.store(tensor(i), mover.number, i) for i in range(COUNT)]
+        backward(mover, moves, tokens)
+        moves.end()
+        done.append(True)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 2 and mover.spill.held_bytes == 0
 
 
 def test_a_kept_graph_reads_its_values_twice(mover):

@@ -141,8 +141,17 @@ class Mover:
         self.moved: Optional[MovedTensors] = None
         self.spill: Optional[_core.Spill] = None
         self.user: Optional[Moves] = None     # who follows the plan now
-        self.current: Optional[Moves] = None  # whose graph is running
+        self._threads = threading.local()
         register_mover(self.number, self)
+
+    @property
+    def current(self) -> Optional[Moves]:
+        """Whose graph is running in this thread."""
+        return getattr(self._threads, "current", None)
+
+    @current.setter
+    def current(self, moves: Optional[Moves]) -> None:
+        self._threads.current = moves
 
     @property
     def held_bytes(self) -> int:
