@@ -101,6 +101,22 @@ def open_door(door: Optional[str], model: nn.Module, optimizer: torch.optim.Opti
     return model, optimizer
 
 
+def simple_step(door: Optional[str], case, model: nn.Module, optimizer: torch.optim.Optimizer,
+                memory, folder) -> Callable:
+    """Opens the door; what is returned takes one step of the case's model on one batch."""
+    used, _ = open_door(door, model, optimizer, memory, folder)
+
+    def train_step(*batch):
+        loss = case.loss(used, *batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    if door == "step":
+        return headrace.compile_step(train_step, model, optimizer, memory=memory, folder=folder)
+    return train_step
+
+
 def train(model: nn.Module, batch: Callable[[torch.Generator], tuple], loss: Callable, how: How,
           door: Optional[str] = None, memory=None, folder=None, seed: int = 1) -> Run:
     """Trains `model`, changing it. batch(generator) gives what loss(model, *batch) takes."""

@@ -311,17 +311,7 @@ def test_a_thousand_steps_hold_no_more_than_two_hundred(door, folder):
     case = CASES["tiny"]
     bare = case.model()
     optimizer = doors.make_optimizer(bare, How())
-    model, _ = doors.open_door(door, bare, optimizer, "64MiB", folder)
-
-    def train_step(*batch):
-        loss = case.loss(model, *batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-    step = train_step
-    if door == "step":
-        step = headrace.compile_step(train_step, bare, optimizer, memory="64MiB", folder=folder)
+    step = doors.simple_step(door, case, bare, optimizer, "64MiB", folder)
     generator = torch.Generator().manual_seed(1)
     sizes = []
     for i in range(1000):

@@ -16,7 +16,6 @@ import signal
 import torch
 
 import doors
-import headrace
 from doors import How
 from models import CASES
 
@@ -45,18 +44,8 @@ def main():
     case = CASES[a.case]
     bare = case.model()
     optimizer = doors.make_optimizer(bare, How())
-    model, optimizer = doors.open_door(a.door, bare, optimizer, a.memory, a.folder)
+    step = doors.simple_step(a.door, case, bare, optimizer, a.memory, a.folder)
     first = 0
-
-    def train_step(*batch):
-        loss = case.loss(model, *batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-    step = train_step
-    if a.door == "step":
-        step = headrace.compile_step(train_step, bare, optimizer, memory=a.memory, folder=a.folder)
     if a.state and os.path.exists(a.state):
         saved = torch.load(a.state)
         bare.load_state_dict(saved["model"])
