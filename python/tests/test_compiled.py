@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import doors  # noqa: E402
 import headrace  # noqa: E402
 import headrace.compiled  # noqa: E402
 import random_models  # noqa: E402
@@ -170,6 +171,35 @@ def test_random_ops_run_once(steps_of):
     for room in rooms(search):
         runs = [a.index for a in search.best(room).actions if a.kind == "run"]
         assert all(runs.count(at) == 1 for at in random_ops)
+
+
+@torch.library.custom_op("headrace_tests::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.randn_like(x)
+
+
+noisy.register_fake(torch.empty_like)
+noisy.register_autograd(lambda ctx, grad: grad.clone())
+
+
+def test_ops_from_elsewhere_run_once(folder):
+    layers = torch.nn.ModuleList(torch.nn.Linear(160, 160) for _ in range(4))
+
+    def forward(x):
+        for layer in layers:
+            x = noisy(layer(x).tanh()).sin()
+        return x.sum()
+
+    def gradients(backend, **more):
+        torch._dynamo.reset()
+        model = torch.compile(forward, backend=backend, **more)
+        torch.manual_seed(1)
+        return torch.autograd.grad(model(torch.randn(256, 160)), list(layers.parameters()))
+    expected = gradients("aot_eager")
+    with doors.moving():
+        got = gradients("headrace", options={"memory": "64GiB", "folder": str(folder),
+                                             "move": False})
+    assert same(got, expected)
 
 
 def test_more_room_is_never_predicted_slower_and_never_exceeded(steps_of):

@@ -100,6 +100,12 @@ def has_effect(node: fx.Node) -> bool:
     return is_random(node) or (schema is not None and (schema.is_mutable or not schema.returns))
 
 
+def may_run_again(node: fx.Node) -> bool:
+    """True for what computes the same again. Of ops from elsewhere nobody says so: they may draw
+    random numbers without a tag that tells it."""
+    return node.target.namespace in ("aten", "prims") and not has_effect(node)
+
+
 def check_node(node: fx.Node) -> None:
     """Refuses, by name, what the planner cannot know the memory of."""
     where = f"{node.target} ({node.name})"
@@ -256,7 +262,7 @@ class _Builder:
                 self.values[at].carriers.append(item)
         inputs = {self.value_of[a] for a in node.all_input_nodes if a in self.value_of}
         self.reads[node], reads = set(), self.reads[node]
-        return Op(node, sorted(inputs), made, getitems, backward, not has_effect(node), reads)
+        return Op(node, sorted(inputs), made, getitems, backward, may_run_again(node), reads)
 
     def build(self) -> Step:
         for node in self.graph.nodes:
