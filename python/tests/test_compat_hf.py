@@ -40,10 +40,11 @@ def bert():
 
 
 def vit():
+    # Without biases of q, k and v: that of keys has no gradient but rounding, which Adam makes steps of.
     return transformers.ViTForImageClassification(transformers.ViTConfig(
         hidden_size=HIDDEN, intermediate_size=2 * HIDDEN, num_hidden_layers=LAYERS,
         num_attention_heads=4, image_size=32, patch_size=4, num_labels=10,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, qkv_bias=False))
 
 
 def language_loss(model, tokens, targets):

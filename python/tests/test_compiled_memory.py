@@ -54,8 +54,7 @@ SCRIPT = textwrap.dedent("""
 
 
 def start(memory, folder, steps=3):
-    known = os.environ.get("PYTHONPATH", str(HERE.parent))
-    path = os.pathsep.join([known, str(HERE)])
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(HERE))))
     return subprocess.Popen([sys.executable, "-c", SCRIPT, str(memory), str(folder), str(steps)],
                             stdout=subprocess.PIPE, text=True, env={**os.environ,
                                                                     "PYTHONPATH": path})
