@@ -156,6 +156,24 @@ def test_passes_without_gradients_between(folder):
     compare(folder, run, least_followed=4)
 
 
+def test_two_forward_passes_before_one_backward(folder):
+    """Three uses in each: the order in which gradients are added up shows."""
+    class Thrice(nn.Module):
+        def __init__(self, far):
+            super().__init__()
+            self.layer = (FarLayer if far else Layer)(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return self.layer(self.layer(self.layer(x))).square().mean()
+
+    def run(i, step, model, optimizer, out, generator):
+        def loss(rows):
+            x = torch.randn(2, ROWS, WIDTH, generator=generator)
+            return model(x[0]) + model(x[1])
+        step(loss)
+    compare(folder, run, Thrice)
+
+
 def test_frozen_parameters(folder):
     def build(far):
         model = Net(far)

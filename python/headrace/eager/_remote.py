@@ -30,14 +30,17 @@ class Remote(Place):
         self.store(parameter.detach())
         self.park()
 
+    def _show(self, values: torch.Tensor) -> None:
+        # set_() would make graphs of before and after add up their gradients apart: other bits.
+        self.parameter().data = values
+        torch.autograd.graph.increment_version(self.parameter())
+
     def bind(self, storage: torch.UntypedStorage) -> None:
-        with torch.no_grad():
-            self.parameter().set_(storage, 0, self.size, self.stride)
+        self._show(torch.empty(0, dtype=self.dtype).set_(storage, 0, self.size, self.stride))
 
     def park(self) -> None:
         nan = torch.full((1,), float("nan"), dtype=self.dtype)
-        with torch.no_grad():
-            self.parameter().set_(nan.untyped_storage(), 0, self.size, (0,) * len(self.size))
+        self._show(nan.expand(self.size))
 
     def store(self, values: torch.Tensor) -> None:
         """New values, from a dense tensor of its shape and strides: into the spill."""
