@@ -59,7 +59,7 @@ class Windows(torch.utils.data.Dataset):
 def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--memory", default="1400MiB", help="what training may take on top of the model")
+    p.add_argument("--memory", default="1700MiB", help="what training may take on top of the model")
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--batch", type=int, default=2)
     p.add_argument("--length", type=int, default=256, help="tokens of a row")

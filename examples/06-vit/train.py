@@ -86,7 +86,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--door", choices=["none", "fit", "step"], default="fit")
-    p.add_argument("--memory", default="96MiB", help="what training may take on top of the model")
+    p.add_argument("--memory", default="128MiB", help="what training may take on top of the model")
     p.add_argument("--steps", type=int, default=150)
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--json", action="store_true", help="print what came of it as one JSON object")

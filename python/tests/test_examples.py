@@ -27,7 +27,7 @@ def test_a_real_hugging_face_model_is_fine_tuned_with_one_added_line(tmp_path):
         pytest.skip(f"no real model in {MODELS}; make models fetches it")
     short = ("--steps", 3, "--batch", 1, "--length", 128, "--out", tmp_path)
     plain = run(FINETUNE, "--plain", *short)
-    ours = run(FINETUNE, "--memory", "1200MiB", *short)
+    ours = run(FINETUNE, "--memory", "1700MiB", *short)
     assert ours["losses"] == plain["losses"]
     assert ours["peak_rss_bytes"] < plain["peak_rss_bytes"]
 
@@ -36,9 +36,9 @@ def test_a_real_hugging_face_model_is_fine_tuned_with_one_added_line(tmp_path):
 def test_a_vision_transformer_learns_the_same_in_less_memory(door):
     short = ("--steps", 4, "--batch", 16)
     plain = run(VIT, "--door", "none", *short)
-    ours = run(VIT, "--door", door, "--memory", "64MiB", *short)
+    ours = run(VIT, "--door", door, "--memory", "128MiB", *short)
     if door == "fit":
         assert ours["losses"] == plain["losses"]
     else:
         assert ours["losses"] == pytest.approx(plain["losses"], rel=1e-4)
-    assert ours["peak_growth"] <= 64 << 20
+    assert ours["peak_growth"] <= 128 << 20
