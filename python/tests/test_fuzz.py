@@ -1,6 +1,7 @@
 """Random models, trained in random ways, through each door against plain PyTorch.
 
-200 of each in `make check`, 2,000 with HEADRACE_FUZZ_ALL=1. A failing test's name has its seed:
+200 through the eager door and 60 through each of the others in `make check` (they take seconds a
+model), 2,000 of each with HEADRACE_FUZZ_ALL=1. A failing test's name has its seed:
 pytest python/tests/test_fuzz.py -k "eager and 17-".
 """
 import os
@@ -18,6 +19,7 @@ import random_models
 from doors import How
 
 COUNT = 2000 if os.environ.get("HEADRACE_FUZZ_ALL") == "1" else 200
+FEWER = COUNT if COUNT > 200 else 60
 refusals = {door: [] for door in doors.DOORS}
 followed = []    # seeds of the eager door whose plan moved something
 
@@ -52,7 +54,7 @@ def test_eager_gives_the_same_bits(seed, folder):
 
 # What fails in the middle and comes again is not for compiled graphs: a hook that raises breaks
 # them.
-@pytest.mark.parametrize("seed", range(COUNT), ids=lambda seed: f"{seed}-")
+@pytest.mark.parametrize("seed", range(FEWER), ids=lambda seed: f"{seed}-")
 def test_compile_gives_the_same_numbers(seed, folder):
     s = random_models.scenario(seed)
     how = s.how._replace(fail_at=-1)
@@ -105,7 +107,7 @@ def hugging_face(kind, hidden, layers, heads, kv_heads, length, tied) -> nn.Modu
         max_position_embeddings=length, tie_word_embeddings=tied))
 
 
-@pytest.mark.parametrize("seed", range(COUNT), ids=lambda seed: f"{seed}-")
+@pytest.mark.parametrize("seed", range(FEWER), ids=lambda seed: f"{seed}-")
 def test_step_gives_the_same_numbers(seed, folder):
     def run(door, memory):
         model, batch, loss, how = step_scenario(seed)
@@ -120,4 +122,4 @@ def test_eager_moved_something_in_most_of_them():
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_few_are_refused(door):
     """What a door cannot do is refused by name; most it can."""
-    assert len(refusals[door]) <= COUNT // 10, refusals[door][:20]
+    assert len(refusals[door]) <= FEWER // 10, refusals[door][:20]
