@@ -52,11 +52,10 @@ def test_eager_gives_the_same_bits(seed, folder):
         s.model(), s.batches(), random_models.loss, s.how, door, memory, folder, seed))
 
 
-# Known faults of the compile door, to be mended: modules inside the graph (of torch.utils.checkpoint and
-# of custom autograd Functions) are lost; a view of a moved value that has other strides; measuring that
-# draws random numbers; a bias without gradient but rounding.
-KNOWN = {3: "modules", 13: "random numbers", 30: "views", 37: "modules", 38: "modules",
-         39: "random numbers", 41: "modules", 44: "rounding", 53: "modules"}
+# Known faults of the compile door, to be mended, by what is seen; their causes are not known yet.
+LOST, MOVED = "fx: a module of the graph is not there", "the random generator was moved"
+KNOWN = {3: LOST, 13: MOVED, 30: "a view does not fit its base's strides", 37: LOST, 38: LOST,
+         39: "layers.3.norm.bias is 0.79 apart after training", 41: LOST, 44: MOVED, 53: LOST}
 
 
 # What fails in the middle and comes again is not for compiled graphs: a hook that raises breaks
