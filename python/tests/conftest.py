@@ -41,6 +41,23 @@ def disk(tmp_path_factory) -> str:
         yield folder
 
 
+@pytest.fixture
+def least_arena(monkeypatch):
+    """Plans of the eager door take the least arena that there is, and everything is planned."""
+    import headrace
+    from headrace.eager import _plans
+    plan_in = _plans.Plans._plan_in
+
+    def least(self, order, extra_bytes):
+        if not order.events:
+            return None
+        try:
+            return plan_in(self, order, 4096)
+        except headrace.DoesNotFit as why:
+            return plan_in(self, order, why.needed_bytes)
+    monkeypatch.setattr(_plans.Plans, "_plan", least)
+
+
 class Memory:
     """Bytes at an address, as tensors have them; 64 bytes off a page, as torch gives them out."""
 

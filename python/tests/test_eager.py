@@ -7,7 +7,6 @@ import copy
 import gc
 import pickle
 import threading
-import types
 
 import pytest
 import torch
@@ -16,25 +15,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import headrace
-from headrace._moved import Deviation
-from headrace.eager import _plans, stats
+from headrace.eager import stats
 
+pytestmark = pytest.mark.usefixtures("least_arena")
 WIDTH, ROWS = 160, 256  # one activation: 160 KiB
-
-
-@pytest.fixture(autouse=True)
-def least_arena(monkeypatch):
-    """Plans take the least arena that there is, and everything is planned."""
-    plan_in = _plans.Plans._plan_in
-
-    def least(self, order, extra_bytes):
-        if not order.events:
-            return None
-        try:
-            return plan_in(self, order, 4096)
-        except headrace.DoesNotFit as why:
-            return plan_in(self, order, why.needed_bytes)
-    monkeypatch.setattr(_plans.Plans, "_plan", least)
 
 
 class Net(nn.Module):

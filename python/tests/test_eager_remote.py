@@ -8,22 +8,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import headrace
-from headrace.eager import _plans, stats
+from headrace.eager import stats
 
+pytestmark = pytest.mark.usefixtures("least_arena")
 WIDTH, ROWS, TABLE = 160, 256, 500
-
-
-@pytest.fixture(autouse=True)
-def least_arena(monkeypatch):
-    """Plans take the least arena that there is."""
-    plan_in = _plans.Plans._plan_in
-
-    def least(self, order, extra_bytes):
-        try:
-            return plan_in(self, order, 4096)
-        except headrace.DoesNotFit as why:
-            return plan_in(self, order, why.needed_bytes)
-    monkeypatch.setattr(_plans.Plans, "_plan", least)
 
 
 class Layer(nn.Linear):

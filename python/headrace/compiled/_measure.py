@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from .. import _core
-from ._step import Op, Step, refuse, storage_key
+from ._step import Op, Step, refuse, storage_key, tensors_of
 
 # Below this the process's counters are no help: the kernel batches them, 256 KiB a thread.
 LEAST_WORKSPACE = 512 << 10
@@ -73,18 +73,10 @@ class _Operands:
         return base.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
-def _flat(result: Any) -> list[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, (list, tuple)):
-        return [t for r in result for t in _flat(r)]
-    return []
-
-
 def _run(node: fx.Node) -> tuple[float, int, int]:
     operands = _Operands()
     args, kwargs = map_arg(node.args, operands.of), map_arg(node.kwargs, operands.of)
-    lent = {t.untyped_storage()._cdata for t in (*_flat(args), *_flat(tuple(kwargs.values())))}
+    lent = {t.untyped_storage()._cdata for t in (*tensors_of(args), *tensors_of(tuple(kwargs.values())))}
     began = time.perf_counter()
     node.target(*args, **kwargs)  # the first run also makes what a library keeps
     seconds = time.perf_counter() - began
@@ -94,7 +86,7 @@ def _run(node: fx.Node) -> tuple[float, int, int]:
     result = node.target(*args, **kwargs)
     again = time.perf_counter() - began
     peak = _core.process_memory().peak
-    outputs = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _flat(result)}
+    outputs = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_of(result)}
     aliases = len(outputs.keys() & lent)
     del result
     if seconds > LONG_SECONDS:

@@ -81,7 +81,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors in the metadata of one node, in order."""
+    """The tensors in nested lists and tuples (metadata or results of a node), in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):

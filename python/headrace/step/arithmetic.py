@@ -264,25 +264,28 @@ def sum_(raiser, node, x, *args, **kwargs):
     raise NotRaised("sums of values are not known")
 
 
+_ONLY_RMS = "only the root of a mean of squares plus eps is known (RMS norm)"
+
+
 @handles("rsqrt")
 def rsqrt(raiser, node, x):
     if is_partial(x, "mean_square_eps"):
         return Partial("rstd", x.of, x.number)
-    raise NotRaised("only the root of a mean of squares plus eps is known (RMS norm)")
+    raise NotRaised(_ONLY_RMS)
 
 
 @handles("sqrt")
 def sqrt(raiser, node, x):
     if is_partial(x, "mean_square_eps"):
         return Partial("std", x.of, x.number)
-    raise NotRaised("only the root of a mean of squares plus eps is known (RMS norm)")
+    raise NotRaised(_ONLY_RMS)
 
 
 @handles("reciprocal")
 def reciprocal(raiser, node, x):
     if is_partial(x, "std"):
         return Partial("rstd", x.of, x.number)
-    raise NotRaised("only the root of a mean of squares plus eps is known (RMS norm)")
+    raise NotRaised(_ONLY_RMS)
 
 
 @handles("tanh")
