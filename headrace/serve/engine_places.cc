@@ -58,7 +58,7 @@ bool EngineCore::preempt(Choice* c) {
   c->running = false;
   c->on_disk = true;
   if (*stay == 0) {
-    ++counts_.preemptions;
+    counts_.preemptions += session_->length(c->sequence) > 0;  // else nothing was sent to disk
     return true;
   }
   c->running = session_->resume(c->sequence).ok();

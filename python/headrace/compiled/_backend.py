@@ -125,7 +125,8 @@ def backend(gm: fx.GraphModule, example_inputs: list[Any], *,
     process grows by at most `memory` bytes over what it held when torch.compile was called.
     Gradients are those of backend="aot_eager", bit for bit: the same kernels on the same operands.
 
-    Options: memory (bytes, or "1GiB"; needed), folder (for what is moved to a file), move, verbose.
+    Options: memory (bytes, or "1GiB"; without it $HEADRACE_MEMORY, else 80 % of what the system
+    says is available), folder (for what is moved to a file), move, verbose.
     The call of the model raises DoesNotFit, with the numbers, or HeadraceError for what is not
     served.
     """

@@ -37,6 +37,9 @@ def parse_options(options: Optional[Mapping[str, Any]]) -> Settings:
     if unknown:
         raise HeadraceError(f"option '{unknown[0]}' is not known; the options are "
                             f"{', '.join(KNOWN)}")
-    memory = options.get("memory", os.environ.get("HEADRACE_MEMORY"))
-    return Settings(_available() if memory is None else parse_bytes(memory), options.get("folder"),
-                    bool(options.get("move", True)), bool(options.get("verbose", False)))
+    if "memory" not in options and "HEADRACE_MEMORY" not in os.environ:
+        memory = _available()
+    else:
+        memory = parse_bytes(options.get("memory", os.environ.get("HEADRACE_MEMORY")))
+    return Settings(memory, options.get("folder"), bool(options.get("move", True)),
+                    bool(options.get("verbose", False)))
