@@ -353,6 +353,60 @@ def test_shapes_that_change_are_planned_one_by_one(folder):
         assert same(*results), (rows, length)
 
 
+class _Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return x ** 3 * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, = ctx.saved_tensors
+        return gradient * 3 * x ** 2 * ctx.scale, None
+
+
+class _Bodied(torch.nn.Module):
+    """Dynamo makes graphs of their own of its checkpoint's and its Function's insides; sizes are
+    read in both."""
+
+    def __init__(self, checkpoint, function):
+        super().__init__()
+        torch.manual_seed(2)
+        self.fc, self.out = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.checkpoint, self.function = checkpoint, function
+
+    def body(self, x):
+        return self.out(torch.relu(self.fc(x)) / x.shape[1])
+
+    def forward(self, x):
+        for _ in range(2):
+            x = (torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
+                 if self.checkpoint else self.body(x))
+            if self.function:
+                x = _Cubed.apply(x, 1.0 / x.shape[1])
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("checkpoint, function", [(True, False), (False, True), (True, True)])
+def test_bodies_of_higher_order_ops_come_along_when_shapes_change(checkpoint, function, dynamic,
+                                                                  folder):
+    torch._dynamo.reset()
+    bare = _Bodied(checkpoint, function)
+    model = torch.compile(bare, backend="headrace", dynamic=dynamic,
+                          options={"memory": "64GiB", "folder": str(folder)})
+    for rows, length in ((2, 48), (4, 64), (3, 16), (2, 48)):
+        x = torch.randn(rows, length, 32)
+        results = []
+        for run in (bare, model):
+            bare.zero_grad()
+            loss = run(x)
+            loss.backward()
+            results.append([loss.detach(), *(p.grad.clone() for p in bare.parameters())])
+        assert same(*results), (rows, length)
+
+
 def test_graphs_of_a_broken_model_share_the_memory(folder):
     class Broken(torch.nn.Module):
         def __init__(self):

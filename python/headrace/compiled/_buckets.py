@@ -48,8 +48,11 @@ def _read_numbers(gm: fx.GraphModule) -> dict[int, fx.Node]:
 
 def _with_numbers(gm: fx.GraphModule, args: tuple[Any, ...]) -> fx.GraphModule:
     """The same graph with those numbers as they are now."""
-    copy = fx.GraphModule(gm, fx.Graph())
-    copy.graph.output(copy.graph.graph_copy(gm.graph, {}))
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    # Only now: a module is made with those attributes (bodies of checkpoints and of autograd
+    # Functions among them) that its graph names by then.
+    copy = fx.GraphModule(gm, graph)
     for at, reader in _read_numbers(copy).items():
         value = args[at].item()
         for user in list(reader.users):
