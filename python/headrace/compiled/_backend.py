@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from .. import _core
 from .._errors import HeadraceError
 from ._buckets import Buckets, has_open_shapes
+from ._emit import Boxed
 from ._options import parse_options
 from ._planner import Ledger
 from ._runtime import Pass, interface_graphs
@@ -86,7 +87,7 @@ class _Compilation:
     @staticmethod
     def inference(module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
         """Nothing is saved: the graph as it is, each tensor dying with its last reader."""
-        module.graph.set_codegen(fx.graph._BoxedCodeGen())
+        module.graph.set_codegen(Boxed())
         module.recompile()
         return _boxed(module.forward)
 

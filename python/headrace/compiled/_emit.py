@@ -175,9 +175,18 @@ class _Emitter:
         self.forward.output((*self.outputs, *self.saved))
 
 
+class Boxed(fx.graph.CodeGen):
+    """The function takes one list and empties it, so that what was in it can die in there. torch
+    2.15 has a generator of its own for that, 2.6 has none."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
+        names = [variable.partition(":")[0].strip() for variable in free_vars]
+        taken = f"    [{', '.join(names)}] = values\n    values.clear()"
+        return f"def {self._func_name}(self, values){maybe_return_annotation}:\n{taken}"
+
+
 def _module(step: Step, graph: fx.Graph) -> fx.GraphModule:
-    # Boxed: the caller's list of arguments is emptied, so that they can die in here.
-    graph.set_codegen(fx.graph._BoxedCodeGen())
+    graph.set_codegen(Boxed())
     module = fx.GraphModule(step.module, graph)
     return module
 

@@ -12,7 +12,7 @@ where they are.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
@@ -56,13 +56,13 @@ def _(token: Tensor, mover: int, value: int) -> Tensor:
 
 
 @torch.library.custom_op("headrace::wait", mutates_args=())
-def wait(token: Tensor, mover: int, value: int, size: list[int], stride: list[int],
+def wait(token: Tensor, mover: int, value: int, size: Sequence[int], stride: Sequence[int],
          dtype: torch.dtype) -> Tensor:
     return _mover(mover).wait(int(token), value, size, stride, dtype)
 
 
 @wait.register_fake
-def _(token: Tensor, mover: int, value: int, size: list[int], stride: list[int],
+def _(token: Tensor, mover: int, value: int, size: Sequence[int], stride: Sequence[int],
       dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype)
 
