@@ -10,6 +10,7 @@
 //      anyway.
 //   3. at() checks its range in every build.
 //   4. Fresh bytes are zero.
+//   5. A process forked from this one does not have the mapping.
 // Thread-safe but for moves: an Arena is a pair of numbers; who writes which range when
 // is the Program's business.
 #pragma once

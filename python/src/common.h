@@ -12,6 +12,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
+#include <mutex>
 #include <span>
 
 #include "headrace/session/workload_plan.h"
@@ -44,6 +47,28 @@ inline std::span<std::byte> memory_at(uint64_t address, int64_t bytes) {
   }
   return {reinterpret_cast<std::byte*>(address), static_cast<size_t>(bytes)};
 }
+
+// The lock around something that has threads, rings and transfers: they are those of the process
+// that made it. In a fork of that process (a worker of a DataLoader, multiprocessing) there are none
+// to wait for, and another thread may have held the lock: it is refused there, and whoever ends the
+// thing there leaves it as it is.
+class OwnersLock {
+ public:
+  bool mine() const { return ::getpid() == owner_; }
+  void lock() {
+    if (!mine()) {
+      throw Raised{error(Code::kUsage, "process %d is a fork of process %d, which has the engine and "
+                         "the scratch files of headrace: only that one can use them",
+                         static_cast<int>(::getpid()), static_cast<int>(owner_)), nullptr};
+    }
+    mutex_.lock();
+  }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  const pid_t owner_ = ::getpid();
+  std::mutex mutex_;
+};
 
 void write_text(const std::string& path, const std::string& text);
 

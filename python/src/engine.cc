@@ -1,5 +1,4 @@
 #include <atomic>
-#include <mutex>
 
 #include "headrace/train/engine.h"
 #include "python/src/common.h"
@@ -104,6 +103,9 @@ class Engine {
     o.paranoid = paranoid;
     engine_ = check(TrainEngine::start(p, o));
     rows_.tokens = {0};  // workloads have no rows; a run has at least one
+  }
+  ~Engine() {
+    if (!lock_.mine()) (void)engine_.release();
   }
 
   void begin() {
@@ -223,7 +225,7 @@ class Engine {
   StepRows rows_;
   Trace trace_, last_;  // before the engine, which writes to the first
   std::unique_ptr<TrainEngine> engine_;
-  std::mutex lock_;  // hooks of autograd may come from several threads
+  OwnersLock lock_;  // hooks of autograd may come from several threads
   bool running_ = false, abandoned_ = false;
   int64_t runs_ = 0;
   Nanos stall_ns_ = 0;

@@ -1,7 +1,5 @@
 #include "headrace/tier/spill.h"
 
-#include <mutex>
-
 #include "headrace/base/system.h"
 #include "python/src/common.h"
 
@@ -11,7 +9,10 @@ namespace {
 // Hooks of autograd may come from several threads.
 struct SharedSpill {
   std::unique_ptr<Spill> spill;
-  std::mutex lock;
+  OwnersLock lock;
+  ~SharedSpill() {
+    if (!lock.mine()) (void)spill.release();
+  }
 };
 
 std::unique_ptr<SharedSpill> open(const std::optional<std::string>& folder) {
@@ -43,9 +44,10 @@ void bind_spill(nb::module_& m) {
            }, nb::arg("id"), nb::arg("address"), nb::arg("bytes"), Unlocked(),
            "Copies the first `bytes` of a buffer to `address`.")
       .def("drop", [](SharedSpill& s, int64_t id) {
+             if (!s.lock.mine()) return;  // who frees memory in a fork may not be bothered
              const lock_guard lock(s.lock);
              check(s.spill->drop(id));
-           }, nb::arg("id"), "Its room may be used again.")
+           }, nb::arg("id"), "Its room may be used again. Nothing in a fork of the process.")
       .def_prop_ro("held_bytes", [](SharedSpill& s) {
              const lock_guard lock(s.lock);
              return s.spill->held_bytes();

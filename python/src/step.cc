@@ -2,8 +2,6 @@
 
 #include <nanobind/stl/tuple.h>
 
-#include <mutex>
-
 #include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
 #include "headrace/session/quick_probe.h"
@@ -53,6 +51,9 @@ class Step {
     }
     step_ = check(std::move(step));
     folder_ = o.folder;
+  }
+  ~Step() {
+    if (!lock_.mine()) (void)step_.release();
   }
 
   void start() {
@@ -160,7 +161,7 @@ class Step {
     return {reinterpret_cast<const int32_t*>(bytes.data()), static_cast<size_t>(count)};
   }
 
-  std::mutex lock_;
+  OwnersLock lock_;
   std::unique_ptr<CapturedStep> step_;
   std::shared_ptr<Plan> plan_;
   std::string folder_;

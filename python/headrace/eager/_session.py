@@ -15,6 +15,7 @@ is left of the request.
 from __future__ import annotations
 
 import enum
+import os
 import threading
 import weakref
 from typing import Any
@@ -40,6 +41,19 @@ from headrace.eager._states import Chunk, States
 SLACK_BYTES = 4 << 20
 
 
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a child process: none of the parent's other threads is there to give back a lock. What
+    needs the engine or the scratch files raises HeadraceError there; freeing does nothing."""
+    for session in _sessions:
+        session.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Mode(enum.Enum):
     RECORDING = "recording"
     FOLLOWING = "following"
@@ -55,6 +69,7 @@ class Session:
         self.settings = settings
         self.model = weakref.ref(model)
         self.lock = threading.RLock()
+        _sessions.add(self)
         self.spill = _core.Spill(settings.folder)
         self.plans = Plans(settings)
         self.stats = Stats()
@@ -86,7 +101,7 @@ class Session:
 
     def _drop_spill(self) -> None:
         """Its 8 MiB of buffers and its files go, unless a graph may still ask for what is in it."""
-        if self.spill.held_bytes == 0:
+        if self.mode is not Mode.OFF and self.spill.held_bytes == 0:
             self.spill = _core.Spill(self.settings.folder)
 
     # Cycles.
@@ -124,8 +139,7 @@ class Session:
         elif not chosen.moves:
             self._stop_engine()
             self.states.keep_in_memory()
-            if self.mode is not Mode.OFF:
-                self._drop_spill()
+            self._drop_spill()
             self.mode = Mode.OFF
         else:
             self._start_engine(chosen)
