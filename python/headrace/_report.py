@@ -1,8 +1,9 @@
 """Pictures and rankings of the door used last.
 
 Doors call note(plan, engine) when they have a plan, and again when it changes. `plan` has what
-_core.Plan has of timeline_html(path) and hotspots_text(limit); `engine`, when given, has trace(),
-which returns a run with the same two, and save() and save_snapshot() of _core.Run.
+_core.Plan has of timeline_html(path) and hotspots_text(limit), or is a function that makes one:
+where everything fits nobody needs a plan, unless somebody asks here. `engine`, when given, has
+trace(), which returns a run with the same two, and save() and save_snapshot() of _core.Run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _engine: Optional["weakref.ref[Any]"] = None
 
 
 def note(plan: Any, engine: Optional[Any] = None) -> None:
-    """The plan that is used from now on, and what runs it."""
+    """The plan that is used from now on, or a function that makes it, and what runs it."""
     global _plan, _engine
     _plan = plan
     _engine = None if engine is None else weakref.ref(engine)
@@ -30,12 +31,15 @@ def last_run() -> Any:
     """The last run of the door used last; what its plan predicts when nothing has run yet.
 
     Raises:
-        HeadraceError: "usage" when no door has been used.
+        HeadraceError: "usage" when no step of a door has ended.
     """
+    global _plan
     if _plan is None:
         raise HeadraceError(
-            "nothing has been planned yet: use headrace.fit, torch.compile(backend=\"headrace\") "
-            "or headrace.compile_step first; headrace.plan(...) has timeline_html() of its own")
+            "no training step has ended yet under headrace.fit, torch.compile(backend=\"headrace\") "
+            "or headrace.compile_step; headrace.plan(...) has timeline_html() of its own")
+    if callable(_plan):
+        _plan = _plan()
     engine = None if _engine is None else _engine()
     if engine is None:
         return _plan

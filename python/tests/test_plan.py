@@ -149,7 +149,7 @@ def test_pictures_are_written_and_read_as_what_they_are(tmp_path, disk):
 def test_the_door_used_last_is_what_timelines_and_hotspots_are_of(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(_report, "_plan", None)
     for ask in (headrace.memory_timeline, headrace.hotspot_analysis):
-        with pytest.raises(headrace.HeadraceError, match="nothing has been planned"):
+        with pytest.raises(headrace.HeadraceError, match="no training step has ended yet"):
             ask()
     plan = headrace.plan(stack_workload(), 3 << 20, folder=disk)
     _report.note(plan)

@@ -14,6 +14,7 @@ from typing import Optional
 
 from .. import _core
 from .._errors import DoesNotFit
+from .._report import note
 from ._emit import Emission, emit
 from ._moves import Mover
 from ._options import Settings
@@ -97,6 +98,7 @@ class PassPlans:
         for other in self.made:
             if other.mover is not None and other is not chosen:
                 other.mover.release()
+        note(chosen.draft.plan or self.search.kept_plan)
         return chosen
 
     def _room(self) -> int:

@@ -55,6 +55,10 @@ class Search:
         self._made: dict[int, Optional[Draft]] = {}
         self._least = 0
 
+    def kept_plan(self) -> _core.Plan:
+        """The plan in which everything is kept: for reports, no pass needs it."""
+        return _core.plan_workload(self.still, 2 * self.kept.bytes, folder=self.folder, goal="fit")
+
     def best(self, room: int) -> Optional[Draft]:
         """The fastest draft of the grid that fits into `room` bytes; None: nothing does."""
         if room >= self.kept.bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 
 from headrace import _core
-from headrace._errors import DoesNotFit
+from headrace._errors import DoesNotFit, HeadraceError
 from headrace._moved import moved_workload
 from headrace.eager._heap import give_back_freed
 from headrace.eager._recording import Order
@@ -116,6 +116,13 @@ class Plans:
             return self._plan_in(order, arena)
         except DoesNotFit as why:
             raise self._refusal(others, why.needed_bytes) from why
+
+    def everything_kept(self, order: Order) -> _core.Plan:
+        """The plan in which nothing leaves memory: for reports, nobody follows it."""
+        if not order.events:
+            raise HeadraceError("this training step has nothing that headrace.fit moves: it saves "
+                                "no tensor of 64 KiB or more, and its optimizer has no state")
+        return self._plan_in(order, (1 << 20) + 2 * sum(order.sizes.values()))
 
     def _least_arena(self, order: Order) -> int:
         try:

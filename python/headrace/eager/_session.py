@@ -15,6 +15,7 @@ is left of the request.
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import threading
 import weakref
@@ -198,6 +199,7 @@ class Session:
                 lasting = self._lasting()
                 order = self.recorder.finish(lasting, self.remotes.rules())
                 self.plans.add(self.signature, order, lasting)
+                note(functools.partial(self.plans.everything_kept, order))
                 self.stats.recorded += 1
                 self.stats.recorded_peak_bytes = max(self.stats.recorded_peak_bytes,
                                                      self.recorder.peak_bytes)
