@@ -165,6 +165,8 @@ def recording(model, optimizer, parameters) -> Iterator[_Recorder]:
 def _custom_function(cls, *args, **kwargs):
     if cls.__name__ == "CheckpointFunction":  # reentrant checkpoint: what it wraps is traced
         return args[0](*args[2:])
+    if cls.__name__ == "_NoopSaveInputs":  # torch 2.6's other one keeps its inputs by this: no need
+        return args[0].detach()
     raise unsupported(
         f"compile_step: torch.autograd.Function {cls.__module__}.{cls.__qualname__} "
         "has a gradient of its own, which is not supported"

@@ -78,6 +78,7 @@ class CompiledStep:
         losses, norm, skipped = self._state.engine.run(
             rows.tokens.data_ptr(), rows.targets.data_ptr(), len(rows.tokens), rates, seed
         )
+        self._optimizer._opt_called = True  # or schedulers warn that it has not stepped yet
         self._steps += 1
         self.skipped_steps += int(skipped)
         self._compare(d, expected, losses)
