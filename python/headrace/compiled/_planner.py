@@ -98,7 +98,7 @@ class PassPlans:
         for other in self.made:
             if other.mover is not None and other is not chosen:
                 other.mover.release()
-        note(chosen.draft.plan or self.search.kept_plan)
+        note(chosen.draft.plan or self.search.kept_plan())
         return chosen
 
     def _room(self) -> int:

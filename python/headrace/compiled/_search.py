@@ -6,8 +6,9 @@ and a room gets the fastest draft of all that fit: more memory is never predicte
 """
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Optional
+from typing import Callable, Optional
 
 from .. import _core
 from .._errors import DoesNotFit
@@ -55,9 +56,11 @@ class Search:
         self._made: dict[int, Optional[Draft]] = {}
         self._least = 0
 
-    def kept_plan(self) -> _core.Plan:
-        """The plan in which everything is kept: for reports, no pass needs it."""
-        return _core.plan_workload(self.still, 2 * self.kept.bytes, folder=self.folder, goal="fit")
+    def kept_plan(self) -> Callable[[], _core.Plan]:
+        """What makes the plan in which everything is kept: for reports, no pass needs it. It holds
+        nothing of the model."""
+        return functools.partial(_core.plan_workload, self.still, 2 * self.kept.bytes,
+                                 folder=self.folder, goal="fit")
 
     def best(self, room: int) -> Optional[Draft]:
         """The fastest draft of the grid that fits into `room` bytes; None: nothing does."""
