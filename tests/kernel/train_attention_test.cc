@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "tests/kernel/train_harness.h"
 
 namespace headrace::test {
@@ -134,19 +136,31 @@ void set_attrs(TrainHarness& h, const Shape& s) {
   if (s.window > 0) h.set(Attr::kWindow, static_cast<double>(s.window));
 }
 
-TEST(TrainAttention, FollowsItsFormulaInDoublePrecision) {
-  for (const Shape& s : shapes()) {
-    TrainHarness h("hr.attention");
-    const size_t qkv = h.input(s.type, s.rows(), s.qkv());
-    const size_t o = h.output(s.type, s.rows(), s.o());
-    const size_t lse = h.output(DType::kF32, s.rows(), s.heads);
+// hr.attention of normal values.
+struct Forward {
+  Forward(const Shape& s, uint32_t seed, float deviation = 1)
+      : shape(s),
+        qkv(h.input(s.type, s.rows(), s.qkv())),
+        o(h.output(s.type, s.rows(), s.o())),
+        lse(h.output(DType::kF32, s.rows(), s.heads)) {
     set_attrs(h, s);
-    h.normal(qkv, 1, 2);
-    h.run_everywhere(train_rows_of(s.rows()));
-    const Reference want(s, h.values(qkv));
-    h.expect_near(o, want.o, 1e-5);  // scores of 20 are rounded at 1e-6
-    h.expect_near(lse, want.lse, 2e-6);
+    h.normal(qkv, seed, deviation);
   }
+  void expect_near(double tolerance_of_o, double tolerance_of_lse) {
+    h.run_everywhere(train_rows_of(shape.rows()));
+    const Reference want(shape, h.values(qkv));
+    h.expect_near(o, want.o, tolerance_of_o);
+    h.expect_near(lse, want.lse, tolerance_of_lse);
+  }
+
+  Shape shape;
+  TrainHarness h{"hr.attention"};
+  size_t qkv, o, lse;
+};
+
+TEST(TrainAttention, FollowsItsFormulaInDoublePrecision) {
+  // Scores of 20 are rounded at 1e-6.
+  for (const Shape& s : shapes()) Forward(s, 1, 2).expect_near(1e-5, 2e-6);
 }
 
 TEST(TrainAttention, GradientsAreThoseOfItsFormulaInDoublePrecision) {
@@ -193,79 +207,55 @@ TEST(TrainAttention, TheReferencesGradientIsThatOfCentralDifferences) {
 }
 
 TEST(TrainAttention, LargeScoresNeitherOverflowNorLoseTheirSum) {
-  const Shape s{1, 130, 1, 1, 16, DType::kF32};
-  TrainHarness h("hr.attention");
-  const size_t qkv = h.input(s.type, s.rows(), s.qkv());
-  const size_t o = h.output(s.type, s.rows(), s.o());
-  const size_t lse = h.output(DType::kF32, s.rows(), s.heads);
-  set_attrs(h, s);
-  h.normal(qkv, 3, 30);  // scores of a few thousand, ascending and descending
-  h.run_everywhere(train_rows_of(s.rows()));
-  const Reference want(s, h.values(qkv));
-  h.expect_near(o, want.o, 2e-3);  // scores are rounded at 1e-4
-  h.expect_near(lse, want.lse, 1e-6);
+  // Scores of a few thousand, ascending and descending, are rounded at 1e-4.
+  Forward({1, 130, 1, 1, 16, DType::kF32}, 3, 30).expect_near(2e-3, 1e-6);
 }
 
 TEST(TrainAttention, AWindowAsLongAsTheSequenceGivesTheBitsOfNone) {
   for (const bool causal : {true, false}) {
-    Shape s{2, 150, 2, 1, 32, DType::kF32, causal};
     std::string want;
     for (const int64_t window : {0, 150, 4096}) {
-      s.window = window;
-      TrainHarness h("hr.attention");
-      const size_t qkv = h.input(s.type, s.rows(), s.qkv());
-      const size_t o = h.output(s.type, s.rows(), s.o());
-      h.output(DType::kF32, s.rows(), s.heads);
-      set_attrs(h, s);
-      h.normal(qkv, 1);
-      h.run(train_rows_of(s.rows()));
-      if (want.empty()) want = h.bits(o);
-      EXPECT_TRUE(h.bits(o) == want) << window;
+      Forward f({2, 150, 2, 1, 32, DType::kF32, causal, window}, 1);
+      f.h.run(train_rows_of(f.shape.rows()));
+      if (want.empty()) want = f.h.bits(f.o);
+      EXPECT_TRUE(f.h.bits(f.o) == want) << window;
     }
   }
 }
 
-TEST(TrainAttention, WithoutCausalityEveryPositionSeesTheLastOneOfItsSequence) {
-  const Shape s{2, 197, 1, 1, 32, DType::kF32, false};
-  TrainHarness h("hr.attention");
-  const size_t qkv = h.input(s.type, s.rows(), s.qkv());
-  const size_t o = h.output(s.type, s.rows(), s.o());
-  h.output(DType::kF32, s.rows(), s.heads);
-  set_attrs(h, s);
-  h.normal(qkv, 1);
-  h.run(train_rows_of(s.rows()));
-  const std::string before = h.bits(o);
-  auto values = h.values(qkv);
+// The rows of o that get other bits when rows [begin, end) of qkv change.
+std::vector<int64_t> rows_that_see(int64_t begin, int64_t end, const Shape& s) {
+  Forward f(s, 1);
+  f.h.run(train_rows_of(s.rows()));
+  const std::string before = f.h.bits(f.o);
+  const auto values = f.h.values(f.qkv);
   std::vector<float> changed(values.begin(), values.end());
-  for (int64_t i = 196 * s.qkv(); i < 197 * s.qkv(); ++i) changed[static_cast<size_t>(i)] += 5;
-  h.put(qkv, changed);
-  h.run(train_rows_of(s.rows()));
-  const auto row = static_cast<size_t>(s.o() * 4);
-  for (size_t i = 0; i < 197; ++i) {
-    EXPECT_NE(h.bits(o).substr(i * row, row), before.substr(i * row, row)) << i;
+  for (int64_t i = begin * s.qkv(); i < end * s.qkv(); ++i) changed[static_cast<size_t>(i)] += 5;
+  f.h.put(f.qkv, changed);
+  f.h.run(train_rows_of(s.rows()));
+  const std::string after = f.h.bits(f.o);
+  std::vector<int64_t> out;
+  const size_t row = after.size() / static_cast<size_t>(s.rows());
+  for (int64_t i = 0; i < s.rows(); ++i) {
+    const size_t at = static_cast<size_t>(i) * row;
+    if (after.compare(at, row, before, at, row) != 0) out.push_back(i);
   }
-  EXPECT_EQ(h.bits(o).substr(197 * row), before.substr(197 * row));
+  return out;
+}
+
+std::vector<int64_t> rows_from_to(int64_t begin, int64_t end) {
+  std::vector<int64_t> out(static_cast<size_t>(end - begin));
+  std::iota(out.begin(), out.end(), begin);
+  return out;
+}
+
+TEST(TrainAttention, WithoutCausalityEveryPositionSeesTheLastOneOfItsSequence) {
+  EXPECT_EQ(rows_that_see(196, 197, {2, 197, 1, 1, 32, DType::kF32, false}),
+            rows_from_to(0, 197));
 }
 
 TEST(TrainAttention, ASequenceDoesNotSeeTheOthersOrLaterPositions) {
-  const Shape s{2, 100, 2, 1, 32, DType::kF32};
-  TrainHarness h("hr.attention");
-  const size_t qkv = h.input(s.type, s.rows(), s.qkv());
-  const size_t o = h.output(s.type, s.rows(), s.o());
-  h.output(DType::kF32, s.rows(), s.heads);
-  set_attrs(h, s);
-  h.normal(qkv, 1);
-  h.run(train_rows_of(s.rows()));
-  const std::string before = h.bits(o);
-  auto values = h.values(qkv);
-  std::vector<float> changed(values.begin(), values.end());
-  for (int64_t i = 90 * s.qkv(); i < 100 * s.qkv(); ++i) changed[static_cast<size_t>(i)] += 5;
-  h.put(qkv, changed);
-  h.run(train_rows_of(s.rows()));
-  const auto row = static_cast<size_t>(s.o() * 4);
-  EXPECT_EQ(h.bits(o).substr(0, 90 * row), before.substr(0, 90 * row));
-  EXPECT_NE(h.bits(o).substr(90 * row, row), before.substr(90 * row, row));
-  EXPECT_EQ(h.bits(o).substr(100 * row), before.substr(100 * row));
+  EXPECT_EQ(rows_that_see(90, 100, {2, 100, 2, 1, 32, DType::kF32}), rows_from_to(90, 100));
 }
 
 }  // namespace

@@ -24,19 +24,11 @@ TEST(TrainColumns, TakesTheNamedColumnsAndItsGradientPutsThemBack) {
       interleaved(), {44}, {3, 2, 1, 0}, {7, 8, 9, 20, 21, 0}};
   for (DType type : kTrainTypes) {
     for (const std::vector<float>& index : indices) {
-      const auto m = static_cast<int64_t>(index.size());
-      TrainHarness h("hr.columns"), grad("hr.columns_grad");
-      const size_t x = h.input(type, kRows, 45);
-      h.put(h.input(DType::kF32, 1, m), index);
-      const size_t y = h.output(type, kRows, m);
-      const size_t dy = grad.input(type, kRows, m);
-      grad.put(grad.input(DType::kF32, 1, m), index);
-      const size_t dx = grad.output(type, kRows, 45);
-      h.normal(x, 1);
-      grad.normal(dy, 2);
+      OpAndGradient h("hr.columns", type, {kRows, 45},
+                      {kRows, static_cast<int64_t>(index.size())});
+      h.input(index);
       h.run_everywhere(train_rows_of(kRows));
-      grad.run_everywhere(train_rows_of(kRows));
-      const auto from = h.values(x), g = grad.values(dy);
+      const auto from = h.op.values(h.x), g = h.grad.values(h.dy);
       std::vector<double> want, want_dx(from.size());
       for (size_t row = 0; row < kRows; ++row) {
         for (size_t j = 0; j < index.size(); ++j) {
@@ -45,8 +37,8 @@ TEST(TrainColumns, TakesTheNamedColumnsAndItsGradientPutsThemBack) {
           want_dx[at] = g[row * index.size() + j];
         }
       }
-      EXPECT_EQ(h.values(y), want);
-      EXPECT_EQ(grad.values(dx), want_dx);
+      EXPECT_EQ(h.op.values(h.y), want);
+      EXPECT_EQ(h.grad.values(h.dx), want_dx);
     }
   }
 }

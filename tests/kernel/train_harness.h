@@ -196,6 +196,40 @@ inline StepRows train_rows_of(int64_t rows) {
   return step;
 }
 
+// An op y = f(x) and its gradient dx of dy, named after it, of normal x and dy.
+struct OpAndGradient {
+  struct Shape {
+    int64_t rows, cols;
+  };
+  OpAndGradient(const std::string& kernel, DType type, Shape of_x, Shape of_y)
+      : op(kernel),
+        grad(kernel + "_grad"),
+        x(op.input(type, of_x.rows, of_x.cols)),
+        y(op.output(type, of_y.rows, of_y.cols)),
+        dy(grad.input(type, of_y.rows, of_y.cols)),
+        dx(grad.output(type, of_x.rows, of_x.cols)) {
+    op.normal(x, 1);
+    grad.normal(dy, 2);
+  }
+  // Of both.
+  void set(Attr attr, int64_t value) {
+    for (TrainHarness* h : {&op, &grad}) h->set(attr, static_cast<double>(value));
+  }
+  // An input f32 [1, n] more, of both.
+  void input(const std::vector<float>& values) {
+    for (TrainHarness* h : {&op, &grad}) {
+      h->put(h->input(DType::kF32, 1, static_cast<int64_t>(values.size())), values);
+    }
+  }
+  void run_everywhere(const StepRows& rows) {
+    op.run_everywhere(rows);
+    grad.run_everywhere(rows);
+  }
+
+  TrainHarness op, grad;
+  size_t x, y, dy, dx;
+};
+
 constexpr DType kTrainTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 }  // namespace headrace::test

@@ -181,24 +181,16 @@ TEST(TrainSelect, TakesItsRowsOfEachSequenceAndItsGradientPutsThemBack) {
   const int64_t sequence = 10;
   for (DType type : kTrainTypes) {
     for (const auto& [first, rows] : {std::pair(0, 1), std::pair(9, 1), std::pair(2, 8)}) {
-      TrainHarness h("hr.select"), grad("hr.select_grad");
-      const size_t x = h.input(type, kSequences * sequence, kCols);
-      const size_t y = h.output(type, kSequences * rows, kCols);
-      const size_t dy = grad.input(type, kSequences * rows, kCols);
-      const size_t dx = grad.output(type, kSequences * sequence, kCols);
-      for (TrainHarness* one : {&h, &grad}) {
-        one->set(Attr::kSequence, sequence);
-        one->set(Attr::kFirst, first);
-      }
-      h.normal(x, 1);
-      grad.normal(dy, 2);
+      OpAndGradient h("hr.select", type, {kSequences * sequence, kCols},
+                      {kSequences * rows, kCols});
+      h.set(Attr::kSequence, sequence);
+      h.set(Attr::kFirst, first);
       h.run_everywhere(train_rows_of(kSequences * sequence));
-      grad.run_everywhere(train_rows_of(kSequences * sequence));
-      EXPECT_EQ(h.values(y), part_of(h.values(x), sequence, first, rows, kCols));
+      EXPECT_EQ(h.op.values(h.y), part_of(h.op.values(h.x), sequence, first, rows, kCols));
       // All that dx holds is dy, in the selected rows.
-      const auto g = grad.values(dx);
-      EXPECT_EQ(part_of(g, sequence, first, rows, kCols), grad.values(dy));
-      EXPECT_EQ(dot(g, g), dot(grad.values(dy), grad.values(dy)));
+      const auto dy = h.grad.values(h.dy), dx = h.grad.values(h.dx);
+      EXPECT_EQ(part_of(dx, sequence, first, rows, kCols), dy);
+      EXPECT_EQ(dot(dx, dx), dot(dy, dy));
     }
   }
 }
@@ -208,32 +200,23 @@ TEST(TrainMeanRows, IsTheMeanOfTheRowsFromFirstOnAndItsGradientSpreadsIt) {
     for (const auto& [sequence, first] :
          {std::pair(1, 0), std::pair(197, 1), std::pair(130, 0), std::pair(9, 8)}) {
       for (int64_t n : {5, 70}) {
-        TrainHarness h("hr.mean_rows"), grad("hr.mean_rows_grad");
-        const size_t x = h.input(type, kSequences * sequence, n);
-        const size_t y = h.output(type, kSequences, n);
-        const size_t dy = grad.input(type, kSequences, n);
-        const size_t dx = grad.output(type, kSequences * sequence, n);
-        for (TrainHarness* one : {&h, &grad}) {
-          one->set(Attr::kSequence, sequence);
-          one->set(Attr::kFirst, first);
-        }
-        h.normal(x, 1);
-        grad.normal(dy, 2);
+        OpAndGradient h("hr.mean_rows", type, {kSequences * sequence, n}, {kSequences, n});
+        h.set(Attr::kSequence, sequence);
+        h.set(Attr::kFirst, first);
         h.run_everywhere(train_rows_of(kSequences * sequence));
-        grad.run_everywhere(train_rows_of(kSequences * sequence));
-        const auto from = h.values(x), g = grad.values(dy);
-        std::vector<double> want(static_cast<size_t>(kSequences * n)), want_dx(from.size());
+        const auto from = h.op.values(h.x), dy = h.grad.values(h.dy);
+        std::vector<double> want(dy.size()), want_dx(from.size());
         for (int64_t row = 0; row < kSequences * sequence; ++row) {
           if (row % sequence < first) continue;
           for (int64_t j = 0; j < n; ++j) {
             const auto of = static_cast<size_t>(row / sequence * n + j);
             const auto at = static_cast<size_t>(row * n + j);
             want[of] += from[at] / (sequence - first);
-            want_dx[at] = g[of] / (sequence - first);
+            want_dx[at] = dy[of] / (sequence - first);
           }
         }
-        h.expect_near(y, want, 1e-6);
-        grad.expect_near(dx, want_dx, 1e-7);
+        h.op.expect_near(h.y, want, 1e-6);
+        h.grad.expect_near(h.dx, want_dx, 1e-7);
       }
     }
   }
