@@ -56,6 +56,11 @@ class HttpServerTest : public testing::Test {
     });
     return reply;
   }
+  // Asks for /hold, and gives the reply to it: the `count`-th that is held.
+  std::shared_ptr<HttpReply> hold(HttpClient& client, size_t count = 1) {
+    EXPECT_TRUE(client.send(get("/hold")));
+    return held(count);
+  }
   int closed_calls() {
     std::lock_guard lock(mutex_);
     return closed_calls_;

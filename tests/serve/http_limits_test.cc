@@ -28,9 +28,7 @@ bool raise_file_limit(rlim_t wanted) {
 }
 
 TEST_F(HttpServerTest, MalformedRequestsGetTheStatusThatSaysWhy) {
-  HttpOptions options;
-  options.max_body = 1000;
-  start(options);
+  start({.max_body = 1000});
   const std::string host = "Host: a\r\n";
   const std::string chunked =
       "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -120,9 +118,7 @@ TEST_F(HttpServerTest, ABodyOfExactlyTheLimitIsTaken) {
 }
 
 TEST_F(HttpServerTest, ARefusedBodyThatIsStillComingDoesNotHideTheReply) {
-  HttpOptions options;
-  options.max_body = 1000;
-  start(options);
+  start({.max_body = 1000});
   auto c = client();
   // 4 MiB more than the kernel buffers: a reset would take the reply away.
   std::thread sender([&] { c.send(post("/echo", std::string(4 << 20, 'z'))); });
@@ -204,12 +200,9 @@ TEST_F(HttpServerTest, AHalfClosedClientStillGetsItsAnswers) {
 }
 
 TEST_F(HttpServerTest, AHalfClosedClientThatWaitsTooLongCountsAsGone) {
-  HttpOptions options;
-  options.half_closed_timeout = milliseconds(50);
-  start(options);
+  start({.half_closed_timeout = milliseconds(50)});
   auto c = client();
-  ASSERT_TRUE(c.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(c);
   c.half_close();
   wait_until([&] { return closed_calls() == 1; });
   EXPECT_FALSE(reply->open());
@@ -218,12 +211,9 @@ TEST_F(HttpServerTest, AHalfClosedClientThatWaitsTooLongCountsAsGone) {
 }
 
 TEST_F(HttpServerTest, AHalfClosedClientIsWaitedForAsLongAsItsHandlerSays) {
-  HttpOptions options;
-  options.half_closed_timeout = milliseconds(10);
-  start(options);
+  start({.half_closed_timeout = milliseconds(10)});
   auto c = client();
-  ASSERT_TRUE(c.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(c);
   std::atomic<int> asked{0};
   std::atomic<bool> wanted{true};
   reply->on_half_closed([&] {
@@ -242,20 +232,16 @@ TEST_F(HttpServerTest, AHalfClosedClientIsWaitedForAsLongAsItsHandlerSays) {
   EXPECT_EQ(asked, before) << "never after it has gone";
   // Whoever closes both sides is found out by the head of a stream that begins.
   auto gone = client();
-  ASSERT_TRUE(gone.send(get("/hold")));
-  reply = held(2);
+  reply = hold(gone, 2);
   reply->on_half_closed([&] { return reply->begin_stream("text/plain"); });
   gone.close();
   wait_until([&] { return closed_calls() == 2; });
 }
 
 TEST_F(HttpServerTest, AHalfClosedStreamGoesOnUntilTheClientIsReallyGone) {
-  HttpOptions options;
-  options.half_closed_timeout = milliseconds(20);
-  start(options);
+  start({.half_closed_timeout = milliseconds(20)});
   auto c = client();
-  ASSERT_TRUE(c.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(c);
   ASSERT_TRUE(reply->begin_stream("text/plain"));
   c.half_close();
   std::this_thread::sleep_for(milliseconds(100));
@@ -270,8 +256,7 @@ TEST_F(HttpServerTest, AClientGoneInAStreamIsToldOnceWithoutAWrite) {
   start();
   for (int i = 1; i <= 4; ++i) {
     auto c = client();
-    ASSERT_TRUE(c.send(get("/hold")));
-    auto reply = held(static_cast<size_t>(i));
+    auto reply = hold(c, static_cast<size_t>(i));
     ASSERT_TRUE(reply->begin_stream("text/event-stream"));
     ASSERT_TRUE(c.read_until("event-stream"));
     i % 2 ? c.reset() : c.close();
@@ -292,8 +277,7 @@ TEST_F(HttpServerTest, AReaderThatFallsTooFarBehindIsGivenUp) {
   options.kernel_send_buffer = 4096;
   start(options);
   HttpClient c(server_->port(), false, 4096);
-  ASSERT_TRUE(c.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(c);
   ASSERT_TRUE(reply->begin_stream("text/event-stream"));
   const std::string chunk(1000, 'c');
   size_t taken = 0;
@@ -315,8 +299,7 @@ TEST_F(HttpServerTest, AReaderThatTakesNothingForTheWriteTimeoutIsGivenUp) {
   options.max_send_queue = 4 << 20;
   start(options);
   HttpClient c(server_->port(), false, 4096);
-  ASSERT_TRUE(c.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(c);
   ASSERT_TRUE(reply->begin_stream("text/event-stream"));
   ASSERT_TRUE(reply->write(std::string(3 << 20, 's')));
   wait_until([&] { return closed_calls() == 1; });
@@ -328,9 +311,7 @@ TEST_F(HttpServerTest, AReaderThatTakesNothingForTheWriteTimeoutIsGivenUp) {
 }
 
 TEST_F(HttpServerTest, ASlowReaderThatReadsGetsAllOfALargeReply) {
-  HttpOptions options;
-  options.kernel_send_buffer = 4096;
-  start(options);
+  start({.kernel_send_buffer = 4096});
   HttpClient c(server_->port(), false, 4096);
   EXPECT_EQ(c.ask(get("/large")).body, std::string(1 << 20, 'x'));
 }
@@ -339,8 +320,7 @@ TEST_F(HttpServerTest, AThousandIdleConnectionsDoNotHoldUpAStreamOrHealth) {
   if (!raise_file_limit(2300)) GTEST_SKIP() << "RLIMIT_NOFILE cannot be raised to 2300";
   start();
   auto streaming = client();
-  ASSERT_TRUE(streaming.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(streaming);
   ASSERT_TRUE(reply->begin_stream("text/event-stream"));
   const Bytes before = static_cast<Bytes>(mallinfo2().uordblks);
   std::vector<HttpClient> idle;
@@ -368,9 +348,7 @@ TEST_F(HttpServerTest, AThousandIdleConnectionsDoNotHoldUpAStreamOrHealth) {
 }
 
 TEST_F(HttpServerTest, AFullServerClosesTheLongestIdleAndElseSays503) {
-  HttpOptions options;
-  options.max_connections = 4;
-  start(options);
+  start({.max_connections = 4});
   std::vector<HttpClient> idle;
   for (int i = 0; i < 4; ++i) {
     idle.push_back(client());
@@ -379,8 +357,7 @@ TEST_F(HttpServerTest, AFullServerClosesTheLongestIdleAndElseSays503) {
   std::vector<HttpClient> busy;
   for (size_t i = 0; i < 4; ++i) {
     busy.push_back(client());
-    ASSERT_TRUE(busy.back().send(get("/hold")));
-    held(i + 1);
+    hold(busy.back(), i + 1);
   }
   EXPECT_EQ(server_->stats().made_room, 4);
   for (HttpClient& c : idle) EXPECT_EQ(c.read_to_end(), "");

@@ -137,8 +137,7 @@ TEST_F(HttpServerTest, OptionsNamesTheMethods) {
 TEST_F(HttpServerTest, EveryChunkOfAStreamIsSentAtOnce) {
   start();
   auto c = client();
-  ASSERT_TRUE(c.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(c);
   EXPECT_TRUE(reply->open());
   ASSERT_TRUE(reply->begin_stream("text/event-stream"));
   ASSERT_TRUE(c.read_until("text/event-stream"));
@@ -167,8 +166,7 @@ TEST_F(HttpServerTest, AnHttp10StreamEndsWithItsConnection) {
 TEST_F(HttpServerTest, AReplyIsSentOnceAndMayComeFromAnotherThread) {
   start();
   auto c = client();
-  ASSERT_TRUE(c.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(c);
   threads_.emplace_back([reply] {
     EXPECT_TRUE(reply->send(200, "text/plain", "from afar"));
     EXPECT_FALSE(reply->send(200, "text/plain", "again"));
@@ -186,8 +184,7 @@ TEST_F(HttpServerTest, ADroppedReplyBecomes500AndADroppedStreamIsCutOff) {
     EXPECT_EQ(r.status, 500);
     EXPECT_EQ(nlohmann::json::parse(r.body)["error"]["type"], "server_error");
   }
-  ASSERT_TRUE(c.send(get("/hold")));
-  held()->begin_stream("text/plain");
+  hold(c)->begin_stream("text/plain");
   held()->write("half");
   ASSERT_TRUE(c.read_until("half"));
   {
@@ -200,8 +197,7 @@ TEST_F(HttpServerTest, ADroppedReplyBecomes500AndADroppedStreamIsCutOff) {
 TEST_F(HttpServerTest, WhatAHandlerPutsInAHeaderCannotBeginAnother) {
   start();
   auto c = client();
-  ASSERT_TRUE(c.send(get("/hold")));
-  held()->send(200, "text/plain", "x", {{"X-Odd", "a\r\nSet-Cookie: b"}});
+  hold(c)->send(200, "text/plain", "x", {{"X-Odd", "a\r\nSet-Cookie: b"}});
   const ClientReply r = c.read_reply();
   EXPECT_EQ(r.headers.at("x-odd"), "a  Set-Cookie: b");
   EXPECT_EQ(r.headers.count("set-cookie"), 0u);
@@ -291,14 +287,11 @@ TEST_F(HttpServerTest, Ipv6IsServed) {
   const bool there = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&a), sizeof a) == 0;
   ::close(fd);
   if (!there) GTEST_SKIP() << "this machine has no ::1";
-  HttpOptions options;
-  options.host = "::1";
-  start(options);
+  start({.host = "::1"});
   HttpClient c(server_->port(), true);
   ASSERT_TRUE(c.connected());
   EXPECT_EQ(c.ask(get("/echo")).status, 200);
-  ASSERT_TRUE(c.send(get("/hold")));
-  held()->send(200, "text/plain", "");
+  hold(c)->send(200, "text/plain", "");
   std::lock_guard lock(mutex_);
   EXPECT_THAT(requests_[0].peer, testing::StartsWith("[::1]:"));
 }
@@ -306,8 +299,7 @@ TEST_F(HttpServerTest, Ipv6IsServed) {
 TEST_F(HttpServerTest, DrainRefusesNewRequestsAndWaitsForTheRunningStream) {
   start();
   auto running = client();
-  ASSERT_TRUE(running.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(running);
   ASSERT_TRUE(reply->begin_stream("text/event-stream"));
   auto waiting = client();  // idle, connected before
   EXPECT_EQ(waiting.ask(get("/echo")).status, 200);
@@ -334,12 +326,9 @@ TEST_F(HttpServerTest, DrainRefusesNewRequestsAndWaitsForTheRunningStream) {
 }
 
 TEST_F(HttpServerTest, DrainWaitsNoLongerThanItMayAndProbesAreAnsweredMeanwhile) {
-  HttpOptions options;
-  options.probe_paths = {"/echo"};
-  start(options);
+  start({.probe_paths = {"/echo"}});
   auto running = client();
-  ASSERT_TRUE(running.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(running);
   EXPECT_FALSE(server_->drain(std::chrono::milliseconds(10)));
   EXPECT_EQ(client().ask(get("/echo")).status, 200);
   EXPECT_EQ(client().ask(get("/large")).status, 503);
@@ -360,8 +349,7 @@ TEST_F(HttpServerTest, DrainWithNothingRunningEndsAtOnceAndTwice) {
 TEST_F(HttpServerTest, StopClosesRunningRepliesWhichMayOutliveTheServer) {
   start();
   auto c = client();
-  ASSERT_TRUE(c.send(get("/hold")));
-  auto reply = held();
+  auto reply = hold(c);
   ASSERT_TRUE(reply->begin_stream("text/plain"));
   std::atomic<bool> writing{true};
   threads_.emplace_back([reply, &writing] {
