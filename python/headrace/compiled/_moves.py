@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
@@ -60,6 +60,26 @@ def events_workload(step: Step, actions: list[Action]) -> str:
     return moved_workload(events, seconds, sizes, cyclic=True, name="moved values")
 
 
+class _Layout(NamedTuple):
+    """How a tensor lies in its storage of `bytes` bytes. Taken from the tensor that is stored, as
+    meta kernels do not always give the strides that the real ones give."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    bytes: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> "_Layout":
+        return _Layout(tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype,
+                       tensor.untyped_storage().nbytes())
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(0, dtype=self.dtype).set_(
+            torch.UntypedStorage(self.bytes), self.offset, self.size, self.stride)
+
+
 class _Followed:
     """A pass that follows the plan of its moves."""
 
@@ -79,12 +99,13 @@ class _Followed:
     def tick(self) -> None:
         self.moved.tick(TICK)
 
-    def wait(self, key: str, like: tuple[Any, ...]) -> torch.Tensor:
+    def wait(self, key: str, layout: _Layout) -> torch.Tensor:
         self.waited[key] = self.waited.get(key, -1) + 1
-        size, stride, dtype = like
-        there = self.moved.unpack(key, self.waited[key], (size, stride, 0, dtype))
+        there = self.moved.storage(key, self.waited[key])
         # Memory of its own: the arena's is used again as soon as the plan says.
-        return torch.empty_strided(size, stride, dtype=dtype).copy_(there)
+        made = layout.empty()
+        _core.copy_in(made.untyped_storage().data_ptr(), there.data_ptr(), layout.bytes)
+        return made
 
 
 class _Spilled:
@@ -102,11 +123,9 @@ class _Spilled:
     def tick(self) -> None:
         pass
 
-    def wait(self, key: int, like: tuple[Any, ...]) -> torch.Tensor:
-        size, stride, dtype = like
-        made = torch.empty_strided(size, stride, dtype=dtype)
-        storage = made.untyped_storage()
-        self.spill.get(key, storage.data_ptr(), storage.nbytes())
+    def wait(self, key: int, layout: _Layout) -> torch.Tensor:
+        made = layout.empty()
+        self.spill.get(key, made.untyped_storage().data_ptr(), layout.bytes)
         return made
 
     def drop(self) -> None:
@@ -122,6 +141,7 @@ class Moves:
         self.mover = mover
         self.way = way
         self.keys: dict[int, Any] = {}  # by token
+        self.layouts: dict[int, _Layout] = {}  # by token
 
     def end(self) -> None:
         """The backward pass is over, or will never be."""
@@ -190,15 +210,11 @@ class Mover:
         way = self._spilled()
         for token, key in moves.keys.items():
             if key in wanted:
-                nbytes = self.step.values[self._value_of(key)].bytes
+                nbytes = moves.layouts[token].bytes
                 buffer = torch.empty(nbytes, dtype=torch.uint8)
                 moved.read(key, buffer.data_ptr(), nbytes)
                 moves.keys[token] = way.store(buffer, -1, self.step)
         moves.way = way
-
-    def _value_of(self, key: str) -> int:
-        name = key.rpartition("#")[0]
-        return next(at for at, v in enumerate(self.step.values) if v.name == name)
 
     def end(self, moves: Moves) -> None:
         with self.lock:
@@ -231,6 +247,7 @@ class Mover:
         with self.lock:
             token = next(_items)
             moves = self._now()
+            moves.layouts[token] = _Layout.of(tensor)
             moves.keys[token] = moves.way.store(tensor, value, self.step)
             return token
 
@@ -242,11 +259,11 @@ class Mover:
         with self.lock:
             self._now().way.tick()
 
-    def wait(self, token: int, value: int, size: list[int], stride: list[int],
-             dtype: torch.dtype) -> torch.Tensor:
+    def wait(self, token: int, value: int) -> torch.Tensor:
+        """As it was when it was stored, whatever strides the graph has for it."""
         with self.lock:
             moves = self._now()
-            return moves.way.wait(moves.keys[token], (size, stride, dtype))
+            return moves.way.wait(moves.keys[token], moves.layouts[token])
 
     def _now(self) -> Moves:
         assert self.current is not None, "moves happen between begin and end"

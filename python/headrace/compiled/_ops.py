@@ -6,7 +6,8 @@
     tick(mover)                             between computes: transfers that are due are started
 
 A token is int64 [1], the number of what was stored. What the ops do is the Mover's (_moves);
-`mover` is its number. They are no pure functions: dead-code elimination and reordering leave them
+`mover` is its number. size, stride and dtype are what the graph says of the tensor; it comes back
+as it was stored, which may be with other strides. The ops are no pure functions: dead-code elimination and reordering leave them
 where they are.
 """
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _(token: Tensor, mover: int, value: int) -> Tensor:
 @torch.library.custom_op("headrace::wait", mutates_args=())
 def wait(token: Tensor, mover: int, value: int, size: Sequence[int], stride: Sequence[int],
          dtype: torch.dtype) -> Tensor:
-    return _mover(mover).wait(int(token), value, size, stride, dtype)
+    return _mover(mover).wait(int(token), value)
 
 
 @wait.register_fake

@@ -1,0 +1,63 @@
+"""The compile door's numbers where what torch says of a graph is not what its kernels do."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import doors  # noqa: E402
+import headrace.compiled  # noqa: E402, F401
+from headrace.compiled import _backend, _search  # noqa: E402
+
+
+@pytest.fixture
+def everything_moves(monkeypatch):
+    """Of what can be done without, all moves; gives what counts the values that did."""
+    monkeypatch.setattr(_search.Search, "_still_draft", lambda search, room: None)
+    monkeypatch.setattr(_search, "ENGINE_BYTES", 0)
+    yield lambda: sum(len(chosen.emission.moved) for _, ledger in _backend._ledgers.values()
+                      for plans in ledger.passes for chosen in plans().made)
+    torch._dynamo.reset()
+    _backend._ledgers.clear()
+
+
+def gradients(function, inputs, parameters, backend, **more):
+    """Of the sum of what the compiled function returns; backend None: plainly."""
+    torch._dynamo.reset()
+    if backend is not None:
+        function = torch.compile(function, backend=backend, **more)
+    torch.manual_seed(1)
+    return torch.autograd.grad(function(*inputs).sum(), parameters)
+
+
+def through_the_door(function, inputs, parameters, folder):
+    options = {"memory": "64GiB", "folder": str(folder)}
+    with doors.moving():
+        return gradients(function, inputs, parameters, "headrace", options=options)
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+@torch.library.custom_op("headrace_tests::turned", mutates_args=())
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).t().contiguous().t()
+
+
+turned.register_fake(torch.empty_like)  # as rows, but it is as columns
+turned.register_autograd(lambda ctx, grad: grad * 2)
+
+
+def test_what_lies_otherwise_than_the_graph_says_moves_as_it_lies(folder, everything_moves):
+    layers = torch.nn.ModuleList(torch.nn.Linear(160, 160) for _ in range(4))
+
+    def forward(x):
+        for layer in layers:
+            x = turned(layer(x).tanh()).sin()
+        return x
+    case = (forward, (torch.randn(256, 160),), list(layers.parameters()))
+    expected = gradients(*case, "aot_eager")
+    assert same(through_the_door(*case, folder), expected)
+    assert everything_moves() > 4
