@@ -40,7 +40,7 @@ TRY_TORCH = $(MAKE) --no-print-directory torch || \
 # The package into the environment $(1), from the libraries that are built already.
 INSTALL = [ ! -e $(1)/ready ] || $(1)/bin/python -m pip -q --disable-pip-version-check install . \
   --no-build-isolation --no-deps --no-index --force-reinstall \
-  -C cmake.define.HEADRACE_PREBUILT=$(abspath $(BUILD))
+  --config-settings=cmake.define.HEADRACE_PREBUILT=$(abspath $(BUILD))
 
 .PHONY: demo train check build setup models openai torch python soak asan tsan bench clean
 
