@@ -61,3 +61,36 @@ def test_what_lies_otherwise_than_the_graph_says_moves_as_it_lies(folder, everyt
     expected = gradients(*case, "aot_eager")
     assert same(through_the_door(*case, folder), expected)
     assert everything_moves() > 4
+
+
+class ScaledBehind(torch.autograd.Function):
+    """x, whose gradient is multiplied by what `of` makes of the buffer in the forward pass."""
+
+    @staticmethod
+    def forward(ctx, x, buffer, of):
+        ctx.save_for_backward(of(buffer))
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (scale,) = ctx.saved_tensors
+        return gradient * scale, None, None
+
+
+@pytest.mark.parametrize("of", (torch.clone, torch.exp, lambda b: b.view(4, 16).sum(0).repeat(4)),
+                         ids=("itself", "exp", "view"))
+def test_a_buffer_that_only_the_backward_pass_reads_is_read_before_it_changes(of, folder):
+    buffer = torch.ones(64)
+    layer = torch.nn.Linear(64, 64)
+
+    def forward(x):
+        y = ScaledBehind.apply(layer(x), buffer, of)
+        with torch.no_grad():
+            buffer.mul_(0.5)
+        return y
+    case = (forward, (torch.randn(32, 64),), list(layer.parameters()))
+    plain = gradients(*case, None)
+    buffer.fill_(1)
+    got = through_the_door(*case, folder)
+    assert torch.equal(buffer, torch.full((64,), 0.5))
+    assert all(doors.distance(a, b) < 1e-6 for a, b in zip(got, plain))

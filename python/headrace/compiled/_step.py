@@ -145,6 +145,7 @@ class _Builder:
         self.value_of: dict[fx.Node, int] = {}
         self.by_storage: dict[int, int] = {}  # -1: outside
         self.reads: dict[fx.Node, set[fx.Node]] = {}  # primals that a view or an op reads
+        self.copies: list[fx.Node] = []  # of inputs, made before they change
 
     def _mutated(self, output: fx.Node) -> set[fx.Node]:
         """The inputs that are changed in place once the forward pass has returned."""
@@ -171,7 +172,7 @@ class _Builder:
         behind = {n for n in effects if n.meta.get("partitioner_tag") in
                   ("is_backward", "must_be_in_backward")}
         front = [n for n in effects if n not in behind]
-        forward = self._ancestors([*self.forward_outputs, *front])
+        forward = self._ancestors([*self.forward_outputs, *front, *self.copies])
         if any(t in forward for t in self.tangents):
             raise refuse("an output of the forward pass reads a gradient")
         needed = forward | self._ancestors([*self.backward_outputs, *behind])
@@ -180,8 +181,9 @@ class _Builder:
 
     def snapshot_mutated(self) -> None:
         """Inputs that the pass changes, and that the backward pass reads, are read from a copy."""
+        behind = set(self._sides()[1])
         for primal in self.primals:
-            if primal not in self.mutated or not self._read_behind(primal):
+            if primal not in self.mutated or not self._read_behind(primal, behind):
                 continue
             with self.graph.inserting_before(primal.next):
                 copy = self.graph.call_function(torch.ops.aten.clone.default, (primal,))
@@ -190,13 +192,15 @@ class _Builder:
                 copy.meta["val"] = torch.clone(value)
             primal.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy
                                          and user.op != "output")
+            self.copies.append(copy)
 
-    def _read_behind(self, primal: fx.Node) -> bool:
+    @staticmethod
+    def _read_behind(primal: fx.Node, behind: set[fx.Node]) -> bool:
         stack = list(primal.users)
         while stack:
             user = stack.pop()
-            if user.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward"):
-                return user.op != "output"
+            if user in behind:
+                return True
             shared = [t for t in tensors_of(user.meta.get("val"))
                       if storage_key(t) == storage_key(primal.meta["val"])]
             if shared:
