@@ -4,7 +4,8 @@
     model = torch.compile(model, backend="headrace", options={"memory": "1GiB"})
     step = headrace.compile_step(train_step, model, optimizer, memory="1GiB")
 
-    print(headrace.plan({"preset": "llama-8b", "phase": "train"}, "24GiB"))
+    print(headrace.plan({"preset": "llama-8b", "phase": "train", "shards": 8}, "24GiB",
+                        machine="h200-pcie5"))
     print(headrace.doctor("snapshot.pickle"))
 
 `plan` and `doctor` need no PyTorch; what does imports it when it is first used.
@@ -80,7 +81,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "torch":
             raise
         raise HeadraceError(
-            f"headrace.{name} needs PyTorch 2.4 or newer, which is not installed: pip install "
+            f"headrace.{name} needs PyTorch 2.6 or newer, which is not installed: pip install "
             "torch", "unsupported") from error
     globals()[name] = found  # found once
     return found

@@ -172,3 +172,26 @@ def test_a_step_that_has_nothing_to_move_says_so():
     optimizer.step()
     with pytest.raises(headrace.HeadraceError, match="no tensor of 64 KiB or more"):
         headrace.hotspot_analysis()
+
+
+@pytest.mark.parametrize("door", ("eager", "compile", "step"))
+def test_parameters_that_are_not_on_the_cpu_are_refused_by_name(door):
+    model = nn.Linear(8, 8, device="meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens = torch.ones(2, 8, device="meta")
+
+    def train_step(tokens):
+        loss = called(tokens).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+    called = model
+    with pytest.raises(headrace.HeadraceError, match="on meta") as caught:
+        if door == "eager":
+            headrace.fit(model, optimizer, memory="1GiB")
+        elif door == "compile":
+            called = torch.compile(model, backend="headrace", options={"memory": "1GiB"})
+            train_step(tokens)
+        else:
+            headrace.compile_step(train_step, model, optimizer, memory="1GiB")(tokens)
+    assert caught.value.code == "unsupported"

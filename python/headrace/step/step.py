@@ -240,8 +240,6 @@ class CompiledStep:
         with torch.no_grad():
             leaves = d.after(*tensors, *given)
         for event in d.schedules:
-            # A scheduler wants to see that its optimizer has been called.
-            self._optimizer._opt_called = True
             event.replay()
         return pytree.tree_unflatten(leaves, d.out_spec)
 
