@@ -73,7 +73,7 @@ def _graph_is_kept() -> bool:
     keep = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     if keep is None:
         raise HeadraceError(f"torch {torch.__version__} does not say whether a graph is retained; "
-                            "torch >= 2.4 is needed", "unsupported")
+                            "torch >= 2.6 is needed", "unsupported")
     return keep()
 
 
