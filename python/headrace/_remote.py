@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, TypeVar
 
@@ -13,6 +14,7 @@ C = TypeVar("C", bound=type)
 _ATTRIBUTE = "__headrace_remote__"
 # Workloads have whole numbers for priorities; two digits of a fraction are kept.
 _PRIORITIES = 100
+_made: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()  # by id
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ def remote_memory(max_size: Optional[Size] = None,
         @headrace.remote_memory(max_size="128MB", prefetch_priority=0.8)
         class LargeEmbedding(nn.Module): ...
 
-    headrace.fit and compile_step obey it; torch.compile(backend="headrace") refuses the model by
-    name. Without a door it changes nothing. Subclasses inherit it.
+    headrace.fit, torch.compile(backend="headrace") and compile_step obey it. Without a door it
+    changes nothing. Subclasses inherit it.
 
     Args:
         max_size: the most of each tensor that is outside the device, bytes or text; None: all.
@@ -62,9 +64,29 @@ def remote_memory(max_size: Optional[Size] = None,
         if not isinstance(cls, type):
             raise HeadraceError(f"@remote_memory is for classes of modules, not {cls!r}")
         setattr(cls, _ATTRIBUTE, asked)
+        _note_instances(cls)
         return cls
 
     return decorate
+
+
+def _note_instances(cls: type) -> None:
+    plain = cls.__new__
+
+    def __new__(kind: type, *args: Any, **kwargs: Any) -> Any:
+        if plain is object.__new__:
+            made = plain(kind)
+        else:
+            made = plain(kind, *args, **kwargs)
+        _made[id(made)] = made
+        return made
+    cls.__new__ = __new__
+
+
+def marked_modules() -> list[Any]:
+    """All instances that there are of classes marked with @remote_memory, the oldest first.
+    torch.compile's backends are not told which module is compiled."""
+    return list(_made.values())
 
 
 def remote_of(module: Any) -> Optional[RemoteMemory]:

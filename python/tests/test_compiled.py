@@ -464,15 +464,3 @@ def test_higher_order_ops_are_refused_by_name():
         torch.compile(branches, backend="headrace", options={"memory": "1GiB"})(
             torch.ones(3, requires_grad=True))
     assert refused.value.code == "unsupported"
-
-
-def test_modules_that_are_marked_remote_are_refused_by_name():
-    torch._dynamo.reset()
-
-    @headrace.remote_memory()
-    class Far(torch.nn.Linear):
-        pass
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Far(4, 4))
-    with pytest.raises(headrace.HeadraceError, match="remote_memory") as refused:
-        torch.compile(model, backend="headrace", options={"memory": "1GiB"})(torch.ones(3, 4))
-    assert refused.value.code == "unsupported"

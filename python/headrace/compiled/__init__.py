@@ -16,6 +16,8 @@ backward pass needs is kept, computed again, or moved to a file and brought back
     _ops        headrace::store, load, wait and tick
     _moves      what stands behind them
     _runtime    forward and backward, and what lives between them
+    _remotes    parameters marked with @remote_memory
+    _region     their memory
 """
 from __future__ import annotations
 

@@ -12,12 +12,14 @@ from torch._dynamo.backends.common import aot_autograd
 
 from .. import _core
 from .._errors import HeadraceError
+from .._remote import marked_modules
 from ._buckets import Buckets, has_open_shapes
 from ._emit import Boxed
 from ._options import parse_options
 from ._planner import Ledger
+from ._remotes import Adopter, UsingInference, refuse_unknown, watch_modules
 from ._runtime import Pass, interface_graphs
-from ._step import build_step, refuse
+from ._step import build_step
 
 _ledgers: dict[int, tuple[Any, Ledger]] = {}  # by identity of the options, which are kept alive
 _calls: list[int] = []  # what the process held when torch.compile was called, the oldest call first
@@ -42,6 +44,7 @@ def note_import() -> None:
 def _note_call() -> None:
     """torch.compile has been called: growth counts from here."""
     _core.tune_malloc()
+    watch_modules()
     before = IMPORT_BYTES if _imported[0] else 0
     _imported[0] = False
     _calls.append(_core.process_memory().rss - before)
@@ -89,17 +92,7 @@ class _Compilation:
         """Nothing is saved: the graph as it is, each tensor dying with its last reader."""
         module.graph.set_codegen(Boxed())
         module.recompile()
-        return _boxed(module.forward)
-
-
-def _refuse_marked(gm: fx.GraphModule) -> None:
-    """Parameters are outside of a pass's plan, so they cannot be sent away."""
-    for node in gm.graph.nodes:
-        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
-            if getattr(kind, "__headrace_remote__", None) is not None:
-                raise refuse(f"module {path} is marked @remote_memory, which places parameters; "
-                             "compiled graphs have theirs in memory. headrace.fit and "
-                             "headrace.compile_step obey it")
+        return _boxed(UsingInference(module) if marked_modules() else module.forward)
 
 
 def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,7 +128,7 @@ def backend(gm: fx.GraphModule, example_inputs: list[Any], *,
         if mode is not None:
             raise HeadraceError(f"mode={mode!r}: this backend has no modes")
         ledger = _ledger(options)
-        _refuse_marked(gm)
+        refuse_unknown(gm)
         reason = getattr(gm, "compile_subgraph_reason", None)
         goes_on = bool(reason is not None and reason.graph_break)
     except HeadraceError as error:
@@ -155,9 +148,17 @@ def _compile(gm: fx.GraphModule, inputs: list[Any], ledger: Ledger,
     compiler = aot_autograd(fw_compiler=work.forward, bw_compiler=work.backward,
                             inference_compiler=work.inference, partition_fn=work.partition)
     try:
-        return compiler(gm, inputs)
+        compiled = compiler(gm, inputs)
     except HeadraceError as error:
         return _refusal(error)
+    if not marked_modules():
+        return compiled
+    adopter = Adopter(gm, ledger.settings.folder)
+
+    def call(*args: Any) -> Any:
+        adopter.look(args)
+        return compiled(*args)
+    return call
 
 
 backend._dynamo_backend_init = _note_call  # Dynamo calls it whenever torch.compile is called

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import fx
 
 from . import _ops  # noqa: F401  headrace::store and the others
+from ._remotes import Using, around_uses
 from ._schedule import Action
 from ._step import Op, Step
 
@@ -23,8 +24,8 @@ class Emission:
     """`forward` takes the primals and returns forward outputs, then what is saved. `backward` takes
     what was saved, the kept primals and the tangents. Both take one list, and empty it."""
 
-    forward: fx.GraphModule
-    backward: fx.GraphModule
+    forward: Callable[[list[Any]], Any]
+    backward: Callable[[list[Any]], Any]
     saved: int
     recomputed: int        # ops that run a second time
     moved: list[int]       # values that are stored
@@ -185,10 +186,11 @@ class Boxed(fx.graph.CodeGen):
         return f"def {self._func_name}(self, values){maybe_return_annotation}:\n{taken}"
 
 
-def _module(step: Step, graph: fx.Graph) -> fx.GraphModule:
+def _module(step: Step, graph: fx.Graph) -> Callable[[list[Any]], Any]:
     graph.set_codegen(Boxed())
+    around_uses(graph, step.remote)
     module = fx.GraphModule(step.module, graph)
-    return module
+    return Using(module) if step.remote else module
 
 
 def emit(step: Step, actions: list[Action], mover: int = 0) -> Emission:

@@ -22,6 +22,8 @@ LEAST_WORKSPACE = 512 << 10
 LONG_SECONDS = 0.2
 # When an op cannot be run on made-up operands: bytes a second that it is taken to touch.
 FALLBACK_BYTES_PER_S = 4e9
+# What remote parameters come with, from a disk: for the choice whether to run an op again.
+READ_BYTES_PER_S = 1e9
 
 _known: dict[str, tuple[float, int, int]] = {}  # by signature: seconds, workspace, aliases
 
@@ -124,6 +126,8 @@ def measure(step: Step, known: Optional[dict[str, tuple[float, int, int]]] = Non
             if key not in table:
                 table[key] = _measured(op, step)
             op.seconds, op.workspace, aliases = table[key]
+            op.seconds += op.remote / READ_BYTES_PER_S
+            op.workspace += op.remote
             if aliases and op.outputs:
                 raise refuse(f"{op.node.target} ({op.name}) returns memory of its operands, "
                              "which its meta kernel does not say")

@@ -19,6 +19,7 @@ from ..eager._saved import check_version
 from ._emit import Emission
 from ._moves import Moves
 from ._planner import Ledger, PassPlans
+from ._remotes import note_remote
 from ._step import Step
 
 TOKEN_BYTES = 8
@@ -91,6 +92,8 @@ class Pass:
 
     def forward(self, args: list[Any]) -> list[Any]:
         """primals -> forward outputs, kept primals, token."""
+        if note_remote(self.step, args):
+            self.plans.made, self.plans.search = [], None
         plan = self.plans.choose()
         kept = [args[i] for i in self.kept]
         moves = plan.mover.begin() if plan.mover is not None else None

@@ -49,6 +49,7 @@ class Op:
     primals: set[fx.Node]  # that it reads, itself or through views
     seconds: float = 0.0
     workspace: int = 0  # bytes that it has besides operands, at its peak
+    remote: int = 0     # of them, those of parameters that come for it
 
     @property
     def name(self) -> str:
@@ -69,6 +70,7 @@ class Step:
     values: list[Value]
     value_of: dict[fx.Node, int]  # nodes that are not here are outside
     kept_primals: list[fx.Node]   # those that the backward pass may read
+    remote: set[fx.Node] = field(default_factory=set)  # primals that come for each use
 
 
 def refuse(what: str) -> HeadraceError:

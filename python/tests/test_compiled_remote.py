@@ -1,0 +1,414 @@
+"""@remote_memory under torch.compile(backend="headrace"): parameters in memory while ops use them."""
+from __future__ import annotations
+
+import copy
+import gc
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import headrace  # noqa: E402
+import headrace.compiled  # noqa: E402
+from headrace import _core  # noqa: E402
+from headrace.compiled import _planner, _remotes  # noqa: E402
+
+WIDTH, ROWS, TABLE = 160, 96, 500
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+@pytest.fixture(params=[None, 4.0], ids=["kept", "planned"])
+def room(request, monkeypatch):
+    """Passes have all the room that they like, or not enough to keep everything."""
+    if request.param is not None:
+        choose = _planner.PassPlans._room
+
+        def tight(plans):
+            if plans.search is None:
+                return choose(plans)
+            return plans.search.least()
+        monkeypatch.setattr(_planner.PassPlans, "_room", tight)
+
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        return x + F.gelu(super().forward(x))
+
+
+@headrace.remote_memory(max_size="128MB", prefetch_priority=0.8)
+class FarLayer(Layer):
+    pass
+
+
+@headrace.remote_memory()
+class FarTable(nn.Embedding):
+    pass
+
+
+class Block(nn.Module):
+    """Parameters of inner modules, one of which the module itself reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.recompute, self.broken = None, False
+
+    def body(self, x):
+        h = F.gelu(self.first(x))
+        if self.broken:
+            torch._dynamo.graph_break()
+        return h @ self.second.weight if self.recompute is None else self.second(h)
+
+    def forward(self, x):
+        if self.recompute is None:
+            return self.body(x)
+        return checkpoint(self.body, x, use_reentrant=self.recompute)
+
+
+@headrace.remote_memory()
+class FarBlock(Block):
+    pass
+
+
+class Net(nn.Module):
+    def __init__(self, far, middle=None, tied=False):
+        super().__init__()
+        self.table = (FarTable if far else nn.Embedding)(TABLE, WIDTH)
+        layer = FarLayer if far else Layer
+        self.layers = nn.ModuleList([layer(WIDTH, WIDTH), Layer(WIDTH, WIDTH),
+                                     layer(WIDTH, WIDTH)])
+        self.middle, self.tied = middle, tied
+
+    def forward(self, rows):
+        x = self.table(rows)
+        for layer in self.layers:
+            x = layer(x)
+        if self.middle is not None:
+            x = self.middle(x) + self.middle(x.tanh())
+        if self.tied:
+            x = F.linear(x, self.table.weight)
+        return x.square().mean()
+
+
+def remotes(model):
+    """By the parameter's name."""
+    return {name: _remotes.remote_at(p) for name, p in model.named_parameters()
+            if _remotes.remote_at(p) is not None}
+
+
+def resident(parameter):
+    """Bytes of its own that a parameter has in memory, and not only NaN."""
+    begin, size = parameter.data_ptr(), parameter.nbytes
+    total, inside = 0, False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            head = line.split()
+            if "-" in head[0] and not head[0].endswith(":"):
+                first, last = (int(n, 16) for n in head[0].split("-"))
+                inside = first < begin + size and last > begin
+            elif inside and head[0] == "Anonymous:":
+                total += int(head[1]) << 10
+    return total
+
+
+def compare(folder, run=None, build=Net, steps=4, expected=None, fullgraph=True):
+    """Runs a loop with plain modules and aot_eager, and with marked ones and headrace; everything
+    seen must be the same bits. expected: names of the parameters that are elsewhere in the end."""
+    seen = []
+    for far in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        model = build(far)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        how = ({"backend": "headrace", "options": {"memory": "64GiB", "folder": str(folder)}}
+               if far else {"backend": "aot_eager"})
+        compiled = torch.compile(model, fullgraph=fullgraph, **how)
+        generator = torch.Generator().manual_seed(3)
+        out = []
+
+        def step(loss=lambda rows: compiled(rows)):
+            optimizer.zero_grad()
+            value = loss(torch.randint(0, TABLE, (ROWS,), generator=generator))
+            value.backward()
+            out.append(value.detach())
+            out.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
+            optimizer.step()
+            out.extend(t.clone() for t in model.state_dict().values())
+        for i in range(steps):
+            run(i, step, model, compiled, out) if run else step()
+        if far:
+            names = remotes(model)
+            if expected is not None:
+                assert set(names) == set(expected)
+            assert names
+            for name in names:
+                p = model.get_parameter(name)
+                assert p.isnan().all() and resident(p) == 0, name
+        seen.append(out)
+    assert len(seen[0]) == len(seen[1])
+    for i, (a, b) in enumerate(zip(*seen)):
+        assert torch.equal(a, b), f"observation {i} of {len(seen[0])}"
+
+
+ALL = ("table.weight", "layers.0.weight", "layers.2.weight")
+
+
+def test_bits_are_those_of_parameters_in_memory(folder, room):
+    compare(folder, expected=ALL)
+
+
+def test_a_frozen_table_and_frozen_layers(folder, room):
+    def build(far):
+        model = Net(far)
+        model.table.requires_grad_(False)
+        model.layers[2].requires_grad_(False)
+        return model
+    compare(folder, build=build, expected=ALL)
+
+
+@pytest.mark.parametrize("recompute", [None, False])
+def test_modules_inside_a_marked_one(recompute, folder, room):
+    def build(far):
+        block = (FarBlock if far else Block)()
+        block.recompute = recompute
+        return Net(far, block)
+    compare(folder, build=build, expected=(*ALL, "middle.first.weight", "middle.second.weight"))
+
+
+def test_a_weight_that_others_share_comes_for_them_too(folder, room):
+    compare(folder, build=lambda far: Net(far, tied=True), expected=ALL)
+
+
+def test_graph_breaks_in_a_marked_module(folder):
+    def build(far):
+        block = (FarBlock if far else Block)()
+        block.broken = True
+        return Net(far, block)
+    compare(folder, build=build, fullgraph=False)
+
+
+def test_the_marked_module_is_what_is_compiled(folder):
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(TABLE, WIDTH))
+            self.layer = Layer(WIDTH, WIDTH)
+
+        def forward(self, rows):
+            return self.layer(F.embedding(rows, self.weight)).square().mean()
+
+    @headrace.remote_memory()
+    class FarRoot(Root):
+        pass
+    compare(folder, build=lambda far: (FarRoot if far else Root)(),
+            expected=("weight", "layer.weight"))
+
+
+def test_passes_without_gradients_between_and_calls_that_are_not_compiled(folder):
+    def run(i, step, model, compiled, out):
+        step()
+        with torch.no_grad():
+            out.append(compiled(torch.arange(ROWS)))
+            out.append(model(torch.arange(ROWS)))
+        # Of a pass that is not compiled autograd saves the weights; a compiled one comes between.
+        eager = model(torch.arange(ROWS))
+        step()
+        if i == 0:
+            eager = model(torch.arange(ROWS)) * 2
+            with torch.no_grad():
+                compiled(torch.arange(ROWS))
+            model.zero_grad()
+            eager.backward()
+            out.extend(p.grad.clone() for p in model.parameters())
+    compare(folder, run)
+
+
+def test_accumulation_an_exception_and_copies(folder):
+    def run(i, step, model, compiled, out):
+        if i == 2:
+            with pytest.raises(IndexError):
+                compiled(torch.full((ROWS,), TABLE))
+        step(lambda rows: compiled(rows) + compiled(rows.flip(0)))
+        copied = copy.deepcopy(model)
+        out.extend(t.clone() for t in copied.state_dict().values())
+        copied(torch.arange(ROWS)).backward()
+        out.extend(p.grad for p in copied.parameters() if p.grad is not None)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        out.extend(torch.load(file, weights_only=False).state_dict().values())
+    compare(folder, run)
+
+
+def test_loading_writes_through(folder):
+    kept = {}
+
+    def run(i, step, model, compiled, out):
+        if i == 1:
+            kept.update({k: v.clone() for k, v in model.state_dict().items()})
+        if i == 2:
+            model.load_state_dict(kept)
+            out.extend(t.clone() for t in model.state_dict().values())
+        if i == 3:
+            model.layers[0].load_state_dict(model.layers[2].state_dict())
+        if i == 4:
+            model.load_state_dict({k: v.clone() for k, v in kept.items()}, assign=True)
+            optimizer_free = torch.optim.SGD(model.parameters(), lr=0.1)
+            compiled(torch.arange(ROWS)).backward()
+            optimizer_free.step()
+            out.extend(t.clone() for t in model.state_dict().values())
+            model.zero_grad()
+            return
+        step()
+    compare(folder, run, steps=5)
+
+
+def test_freezing_between_steps_and_another_optimizer(folder):
+    def run(i, step, model, compiled, out):
+        if i == 2:
+            model.table.requires_grad_(False)
+            model.table.weight.grad = None
+        step()
+        other = torch.optim.SGD(model.layers.parameters(), lr=0.1)
+        compiled(torch.arange(ROWS)).backward()
+        other.step()
+    compare(folder, run)
+
+
+def test_a_change_between_forward_and_backward_is_refused_as_ever(folder):
+    model = Net(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    compiled = torch.compile(model, backend="headrace",
+                             options={"memory": "64GiB", "folder": str(folder)})
+    for call in (compiled, model):
+        first, second = call(torch.arange(ROWS)), call(torch.arange(ROWS))
+        first.backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            second.backward()
+
+
+def test_a_write_to_a_parameter_that_is_away_is_refused_by_name(folder):
+    model = Net(True)
+    compiled = torch.compile(model, backend="headrace",
+                             options={"memory": "64GiB", "folder": str(folder)})
+    compiled(torch.arange(ROWS)).backward()
+    with torch.no_grad():
+        model.layers[0].weight.add_(1)
+    with pytest.raises(headrace.HeadraceError, match="written to while it was away"):
+        compiled(torch.arange(ROWS))
+
+
+def test_parameters_that_a_graph_returns_stay(folder):
+    class Leaking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.far, self.other = FarLayer(WIDTH, WIDTH), FarLayer(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return self.other(self.far(x)), self.far.weight.t()
+    model = Leaking()
+    compiled = torch.compile(model, backend="headrace",
+                             options={"memory": "64GiB", "folder": str(folder)})
+    before = model.far.weight.detach().clone()
+    for _ in range(2):
+        out, weight = compiled(torch.ones(4, WIDTH))
+        (out.sum() + weight.sum()).backward()
+    assert torch.equal(model.far.weight, before) and torch.equal(weight, before.t())
+    assert set(remotes(model)) == {"other.weight"}
+
+
+def test_modules_from_before_the_mark_are_refused_by_name():
+    class Late(nn.Linear):
+        pass
+    model = nn.Sequential(nn.Linear(4, 4), Late(4, 4))
+    headrace.remote_memory()(Late)
+    with pytest.raises(headrace.HeadraceError, match="before its class was marked") as refused:
+        torch.compile(model, backend="headrace", options={"memory": "1GiB"})(torch.ones(3, 4))
+    assert refused.value.code == "unsupported"
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_rows_of_a_table_come_by_use(trained, disk):
+    rows, width = 64 << 10, 256  # 64 MiB
+
+    class Lookup(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layer = FarTable(rows, width), nn.Linear(width, width)
+
+        def forward(self, x):
+            return self.layer(self.table(x)).square().mean()
+    model = Lookup()
+    model.table.requires_grad_(trained)
+    asked = torch.randint(0, rows, (64,), generator=torch.Generator().manual_seed(1))
+    want = model.table.weight.detach()[asked].clone()
+    compiled = torch.compile(model, backend="headrace",
+                             options={"memory": "4GiB", "folder": disk})
+    compiled(asked).backward()
+    model.zero_grad()
+    gc.collect()
+    seen = []
+    taken = _remotes.Remote._load_rows
+
+    def load_rows(remote, wanted):
+        taken(remote, wanted)
+        seen.append((resident(remote.values), remote.values[asked].clone()))
+    _remotes.Remote._load_rows = load_rows
+    try:
+        compiled(asked).backward()
+    finally:
+        _remotes.Remote._load_rows = taken
+    assert len(seen) == 1 and seen[0][0] <= 64 * 2 * 4096
+    assert torch.equal(seen[0][1], want)
+    assert resident(model.table.weight) == 0
+
+
+@headrace.remote_memory(max_size="1MiB")
+class HalfLayer(nn.Linear):
+    pass
+
+
+def test_no_more_than_max_size_is_outside(folder):
+    class Plain(nn.Linear):
+        pass
+
+    def build(far):
+        return nn.Sequential((HalfLayer if far else Plain)(1024, 1024), nn.Tanh(),
+                             nn.Linear(1024, 1))
+
+    seen = []
+    for far in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        model = build(far)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        compiled = torch.compile(model, **(
+            {"backend": "headrace", "options": {"memory": "64GiB", "folder": str(folder)}} if far
+            else {"backend": "aot_eager"}))
+        out = []
+        for i in range(3):
+            optimizer.zero_grad()
+            compiled(torch.ones(4, 1024)).sum().backward()
+            optimizer.step()
+            out += [p.grad.clone() for p in model.parameters()]
+            out += [t.clone() for t in model.state_dict().values()]
+        if far:
+            weight = model[0].weight.detach().flatten()
+            assert resident(model[0].weight) == 3 << 20
+            assert weight[:MIB // 4].isnan().all() and weight[MIB // 4:].isfinite().all()
+        seen.append(out)
+    assert all(torch.equal(a, b) for a, b in zip(*seen))
