@@ -94,3 +94,30 @@ def test_a_buffer_that_only_the_backward_pass_reads_is_read_before_it_changes(of
     got = through_the_door(*case, folder)
     assert torch.equal(buffer, torch.full((64,), 0.5))
     assert all(doors.distance(a, b) < 1e-6 for a, b in zip(got, plain))
+
+
+def test_a_view_that_does_not_fit_is_a_copy(folder):
+    """Torch's own graph fails here: the dropout's gradient is transposed, but not in the graph."""
+    first, norm = torch.nn.Linear(32, 32), torch.nn.GroupNorm(4, 32)
+
+    def forward(x):
+        y = torch.nn.functional.dropout(first(x), 0.5) / 3
+        return norm(y.transpose(1, 2)).transpose(1, 2).square()
+    case = (forward, (torch.randn(7, 48, 32),), [*first.parameters(), *norm.parameters()])
+    for got, plain in zip(through_the_door(*case, folder), gradients(*case, None)):
+        assert doors.distance(got, plain) < 1e-5
+
+
+def test_a_gradient_that_is_only_noise_is_the_noise_of_torchs_own_graph(folder):
+    """A bias before a batch norm moves nothing: what is left of its gradient is rounding."""
+    first, norm = torch.nn.GroupNorm(4, 32), torch.nn.BatchNorm1d(32)
+
+    def forward(x):
+        return norm(first(x)).square() * x.abs()
+    case = (forward, (torch.randn(7, 32, 48),), [*first.parameters(), *norm.parameters()])
+    got, own = through_the_door(*case, folder), gradients(*case, "aot_eager")
+    assert same(got, own)
+    exact = gradients(forward, (case[1][0].double(),), [*first.double().parameters(),
+                                                        *norm.double().parameters()], None)
+    assert exact[1].norm() < 1e-10  # nothing
+    assert all(doors.distance(a, b.float()) < 1e-5 for a, b in zip(got[2:], exact[2:]))

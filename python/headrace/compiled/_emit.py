@@ -18,6 +18,10 @@ from ._remotes import Using, around_uses
 from ._schedule import Action
 from ._step import Op, Step
 
+# The strides of a graph come from meta kernels. Where the real kernel's differ (dropout's backward
+# pass does with a transposed gradient, torch 2.15), a view may be impossible: then it is a copy.
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
 
 @dataclass
 class Emission:
@@ -78,6 +82,8 @@ class _Emitter:
 
     def _copy(self, node: fx.Node) -> fx.Node:
         made = self.graph.node_copy(node, self.tensor)
+        if made.target in VIEWS:
+            made.target = torch.ops.aten.reshape.default
         return made
 
     def _carrier(self, node: fx.Node, value: int) -> fx.Node:
