@@ -11,6 +11,7 @@ namespace headrace::python {
 namespace {
 
 constexpr size_t kExplainedInPage = 100;
+constexpr size_t kExplainedInNotebook = 10;
 
 double seconds(Nanos ns) { return static_cast<double>(ns) * 1e-9; }
 
@@ -60,7 +61,8 @@ std::vector<InstrView> instructions(const Plan& p) {
 std::vector<ChoiceView> choices(const Plan& p) {
   std::vector<ChoiceView> out;
   for (const Choice& c : p.planned.plan.choices) {
-    const bool moves = c.way == Way::kMove || c.way == Way::kMoveCompressed;
+    // A move without a tier: its bytes are given up, as nobody reads them again.
+    const bool moves = (c.way == Way::kMove || c.way == Way::kMoveCompressed) && c.tier.valid();
     out.push_back({graph(p).at(c.tensor).name, name_of(c.way),
                    moves ? program(p).tiers[c.tier.index()].name : "", c.freed_bytes,
                    seconds(c.added_ns)});
@@ -86,6 +88,22 @@ Run predicted(std::shared_ptr<const Plan> p) {
 void write_timeline(const Run& r, const std::string& path) {
   const WorkloadPlan& w = r.plan->planned;
   write_text(path, timeline_html(timeline(r), step_plan_html(w.plan, w.facts, kExplainedInPage)));
+}
+
+// The table that is printed, and folded below it why the largest choices are as they are.
+std::string notebook_html(const Plan& p) {
+  const WorkloadPlan& w = p.planned;
+  std::string out = "<pre style=\"line-height: 1.25; overflow-x: auto\">" +
+                    html_text(step_plan_text(w.plan, w.facts, {})) + "</pre>\n";
+  const size_t all = w.plan.choices.size(), n = std::min(kExplainedInNotebook, all);
+  if (n == 0) return out;
+  const std::vector<Bytes> over = over_by_choice(w.plan, w.facts.budget);
+  out += "<details><summary>Why, the first " + std::to_string(n) + " of " + std::to_string(all) +
+         " choices</summary>\n<ol>\n";
+  for (size_t i = 0; i < n; ++i)
+    out += "<li>" + html_text(explain_choice(w.plan.program, w.plan.choices[i], over[i])) +
+           "</li>\n";
+  return out + "</ol></details>\n";
 }
 
 std::string hotspots(const Run& r, int limit, bool color) {
@@ -147,7 +165,8 @@ void bind_views(nb::module_& m) {
   nb::class_<ChoiceView>(m, "Choice", "How an idle time of a tensor is spent.")
       .def_ro("tensor", &ChoiceView::tensor)
       .def_ro("way", &ChoiceView::way, "keep, move, recompute, compress, move compressed.")
-      .def_ro("tier", &ChoiceView::tier, "Where it is moved to; else empty.")
+      .def_ro("tier", &ChoiceView::tier,
+              "Where it is moved to; empty: its bytes are given up, or it is not moved.")
       .def_ro("freed_bytes", &ChoiceView::freed_bytes)
       .def_ro("added_seconds", &ChoiceView::added_seconds, "That the step takes longer for it.");
 }
@@ -178,9 +197,6 @@ void bind_run(nb::module_& m) {
 void bind_plan(nb::module_& m) {
   bind_views(m);
   bind_run(m);
-  const auto html = [](const Plan& p) {
-    return step_plan_html(p.planned.plan, p.planned.facts, kExplainedInPage);
-  };
   nb::class_<Plan>(m, "Plan", "What a step will do with its memory. Times are seconds.")
       .def_prop_ro("name", [](const Plan& p) { return program(p).name; })
       .def_prop_ro("machine", [](const Plan& p) { return p.planned.facts.machine; })
@@ -216,7 +232,7 @@ void bind_plan(nb::module_& m) {
                                  static_cast<size_t>(std::max(0, limit)), {false, color});
            }, nb::arg("limit") = 10, nb::arg("color") = false,
            "Why each tensor goes where it goes, the most significant first.")
-      .def("html", html, "The table for notebooks and pages.")
+      .def("html", notebook_html, "The table for notebooks and pages.")
       .def("to_json", [](const Plan& p) {
              return step_plan_json(p.planned.plan, p.planned.facts, p.planned.plan.choices.size());
            }, "All numbers and choices.")
@@ -235,7 +251,7 @@ void bind_plan(nb::module_& m) {
       .def("__str__", [](const Plan& p) {
              return step_plan_text(p.planned.plan, p.planned.facts, {});
            })
-      .def("_repr_html_", html);
+      .def("_repr_html_", notebook_html);
   m.def("plan_workload", make_plan, nb::arg("workload"), nb::arg("memory"), nb::kw_only(),
         nb::arg("folder") = nb::none(), nb::arg("machine").none() = nb::none(),
         nb::arg("recompute") = true, nb::arg("reorder") = false, nb::arg("goal") = "throughput",

@@ -26,7 +26,9 @@ def test_a_known_model_is_planned_from_a_mapping():
     text = str(plan)
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "h200" in text
-    assert plan._repr_html_().startswith("<")
+    page = plan._repr_html_()
+    assert page.startswith("<pre") and "<details>" in page and page.count("<li>") == 10
+    assert f"of {len(plan.choices())} choices" in page and "policies compared" in page
     assert "\x1b[" in plan.text(color=True) and "\x1b[" not in text
 
 
