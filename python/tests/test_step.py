@@ -1,8 +1,10 @@
 """compile_step against eager training: same losses and parameters, whatever happens between."""
 
 import copy
+import gc
 import io
 import tempfile
+import weakref
 
 import pytest
 import torch
@@ -323,6 +325,47 @@ def test_after_close_everything_is_torch_again():
     with pytest.raises(headrace.HeadraceError, match="closed"):
         step(*models.batch())
     assert_same_training(eager, (model, optimizer, plain_step(model, optimizer)), batches(3))
+
+
+def test_a_model_keeps_what_it_has_learnt_when_the_step_is_dropped():
+    eager, (model, optimizer, step) = pair(models.NanoGPT)
+    assert_same_training(eager, (model, optimizer, step), batches(2))
+    del step
+    assert_same_parameters(eager[0], model)
+    assert_same_training(eager, (model, optimizer, plain_step(model, optimizer)), batches(2))
+
+
+def test_the_engine_ends_with_the_last_reference_to_the_model():
+    gc.collect()
+    gc.disable()
+    try:
+        _, (model, optimizer, step) = pair(models.NanoGPT)
+        step(*models.batch())
+        engine = weakref.ref(step._state.engine)
+        del optimizer, step
+        assert engine() is not None
+        del model, _
+        assert engine() is None
+    finally:
+        gc.enable()
+
+
+def test_a_second_step_for_a_model_closes_the_first():
+    eager, (model, optimizer, first) = pair(models.NanoGPT)
+    assert_same_training(eager, (model, optimizer, first), batches(2))
+    second = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY)
+    with pytest.raises(headrace.HeadraceError, match="closed"):
+        first(*models.batch())
+    assert_same_training(eager, (model, optimizer, second), batches(3))
+
+
+def test_parameters_that_another_models_step_holds_are_refused():
+    _, (model, optimizer, step) = pair(models.NanoGPT)
+    step(*models.batch())
+    with pytest.raises(headrace.HeadraceError, match="'0.ln_1.weight' is held by a step"):
+        headrace.compile_step(lambda: None, model.h, optimizer, MEMORY)
+    step.close()
+    headrace.compile_step(lambda: None, model.h, optimizer, MEMORY)
 
 
 def test_an_eager_step_in_between_is_a_step_like_all_others():

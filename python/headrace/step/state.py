@@ -50,17 +50,32 @@ class _Hook:
 class State:
     """Parameters of one model and their optimizer's state, and the engine that has them, if one
     does. ``engine`` is a _core.CapturedStep; ``folder`` is where state goes on its way from one
-    engine to another, None: where the engines have their scratch files then."""
+    engine to another, None: where the engines have their scratch files then.
+
+    From give() on the model keeps its State, and with it the engine: its values stay its own when
+    the compiled step is dropped. The State knows the model weakly, so that memory and file are given
+    back with the model's last reference, not when cycles are collected."""
 
     def __init__(self, model: torch.nn.Module, optimizer, folder: Optional[str]):
-        self.model, self.optimizer, self.folder = model, optimizer, folder
+        self._model = weakref.ref(model)
+        self.optimizer, self.folder = optimizer, folder
         self.engine: Any = None
         self.parameters: dict[str, Parameter] = {}
         self.trained: list[str] = []
         self.resident = True  # torch's objects have the values
         self.tracing = False
+        self.left = False  # leave() has been called: of no more use
         self._handles: list[Any] = []
         self._nan: dict[torch.dtype, torch.Tensor] = {}
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._model()  # alive: whoever calls a method of this has it
+
+    @staticmethod
+    def of(model: torch.nn.Module) -> Optional["State"]:
+        """The State that the model keeps, if it does."""
+        return getattr(vars(model).get("__deepcopy__"), "__self__", None)
 
     # ---- to and from an engine
 
@@ -113,14 +128,16 @@ class State:
                 self.optimizer.state[p] = state
 
     def leave(self) -> None:
-        """Everything back in torch's objects, which have no hooks any more."""
+        """Everything back in torch's objects, which have no hooks any more; ends the engine."""
         self.sync()
         self.sync_moments()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.model.__dict__.pop("__deepcopy__", None)
-        self.engine = None
+        if self.engine is not None:
+            self.model.__dict__.pop("__deepcopy__", None)
+            self.engine.close()
+        self.engine, self.left = None, True
 
     def move(self, engine, parameters: dict[str, Parameter], trained: list[str]) -> None:
         """From the engine to another one, through a file; in memory is a piece at a time."""
@@ -243,11 +260,12 @@ class State:
 
     def _deepcopy(self, memo):
         self.sync()
-        own = self.model.__dict__.pop("__deepcopy__")
+        model = self.model
+        own = model.__dict__.pop("__deepcopy__")
         try:
-            return copy.deepcopy(self.model, memo)
+            return copy.deepcopy(model, memo)
         finally:
-            self.model.__dict__["__deepcopy__"] = own
+            model.__dict__["__deepcopy__"] = own
 
 
 def _chunks(size: int) -> Iterator[tuple[int, int]]:

@@ -51,7 +51,6 @@ class CompiledStep:
         self._live: Optional[_Compiled] = None  # whose engine runs
         self._state = State(model, optimizer, folder)
         self._steps = 0
-        self._closed = False
         self.skipped_steps = 0
 
     # ---- for users
@@ -60,7 +59,7 @@ class CompiledStep:
         """One step. Returns what train_step returns: the loss, or what is made of losses and norms.
         Only tensors among the arguments may differ in value from call to call; another shape, or
         another value of something else, is captured anew."""
-        if self._closed:
+        if self._state.left:
             raise HeadraceError("this compiled step is closed", "usage")
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -90,13 +89,8 @@ class CompiledStep:
 
     def close(self) -> None:
         """Ends the engine; model and optimizer have their state and are torch's alone again."""
-        if self._closed:
-            return
-        engine = self._state.engine
-        self._state.leave()
-        if engine is not None:
-            engine.close()
-        self._closed = True
+        if not self._state.left:
+            self._state.leave()
 
     def trace(self):
         """What the engine did in the last step, for headrace.memory_timeline() and the like."""
@@ -274,6 +268,21 @@ def _check_arguments(model, optimizer) -> None:
         )
 
 
+def _take_back(model) -> None:
+    """From a step that was compiled for the model before, which is closed."""
+    for module in model.modules():
+        state = State.of(module)
+        if state is not None:
+            state.leave()
+    for name, p in model.named_parameters():
+        if p.layout == torch.strided and p.untyped_storage().nbytes() < p.numel() * p.element_size():
+            raise HeadraceError(
+                f"compile_step: parameter '{name}' is held by a step that was compiled for another "
+                "model; close() that one first",
+                "usage",
+            )
+
+
 def compile_step(
     train_step: Callable,
     model: torch.nn.Module,
@@ -306,7 +315,9 @@ def compile_step(
 
     While the engine has them, parameters of the model read as NaN and take no memory. A forward
     outside the step, state_dict(), load_state_dict(), copy.deepcopy() and optimizer.state_dict()
-    bring them back first; for anything else call sync(). The next step lets go of them again.
+    bring them back first; for anything else call sync(). The next step lets go of them again. Memory
+    and scratch file are given back by close(), by compiling another step for the model, which closes
+    this one, and with the last reference to the model.
 
     Sequences that are shorter or fewer than those of the last plan run on it as padding, where at
     least half of its rows are used; other shapes are planned anew (eight descriptions are kept),
@@ -332,6 +343,7 @@ def compile_step(
             first call. DoesNotFit, at the first call, with the least memory that would do.
     """
     _check_arguments(model, optimizer)
+    _take_back(model)
     return CompiledStep(
         train_step,
         model,
