@@ -98,7 +98,7 @@ const std::vector<TrainOpVerifier::Entry>& TrainOpVerifier::table() {
       {"hr.add", {}, &V::add},
       {"hr.loss",
        {kRowBeginRule, {Attr::kGrad, 0, 2}, kBiasRule, kScaleRule, {Attr::kOwnMean, 0, 1},
-        {Attr::kSmoothing, 0, 1, false}},
+        {Attr::kWeights, 0, 1}, {Attr::kSmoothing, 0, 1, false}},
        &V::loss},
       {"hr.mean_loss", {}, &V::mean_loss},
       {"hr.guard", {}, &V::guard},

@@ -103,9 +103,11 @@
 //                     outputs = loss, dx, tiles or outputs = loss, dx and updates = tiles.
 //                     Gradients are those of loss_scale * scale * mean over the step's counted
 //                     targets, or with own_mean = 1 over those of this op's rows; scale, 1 where it
-//                     is not there, does not change the losses. With smoothing = s the target
-//                     counts 1 - s and all rows of the table together s (label smoothing).
-//                     attrs: row_begin, grad, bias, scale, own_mean, smoothing
+//                     is not there, does not change the losses. With weights = 1 a last operand w,
+//                     f32 [T, 1], takes the mean's place: gradients are those of loss_scale * scale *
+//                     sum of w[t] loss[t]. With smoothing = s the target counts 1 - s and all rows
+//                     of the table together s (label smoothing).
+//                     attrs: row_begin, grad, bias, scale, own_mean, weights, smoothing
 //   hr.mean_loss      in: loss [T, 1] of each micro-batch. out: f32 [1, 1], the mean over counted
 //                     targets of the step.
 //   hr.guard          in: the result of hr.mean_loss. out: f32 [1, 2] = factor, 0: what hr.clip is for
@@ -145,7 +147,8 @@ inline bool is_train_op(const Op& op) {
 
 // How many inputs of an hr.loss, from the second on, are tiles of the output table.
 inline size_t loss_tiles(const Op& op) {
-  return op.iattr(Attr::kBias) > 0 ? op.inputs.size() / 2 : op.inputs.size() - 1;
+  const size_t all = op.inputs.size() - (op.iattr(Attr::kWeights) > 0 ? 1 : 0);
+  return op.iattr(Attr::kBias) > 0 ? all / 2 : all - 1;
 }
 
 // Ok, or which operand or attribute of this op (is_train_op) is not as the table says. Ids and

@@ -4,19 +4,21 @@
 namespace headrace::verifier {
 
 Status TrainOpVerifier::loss() {
-  HR_TRY(need_inputs(2, SIZE_MAX));
-  const bool bias = op_.iattr(Attr::kBias) > 0;
-  HR_TRY(need(!bias || inputs() % 2 == 1, "not as many biases as tiles"));
+  const bool bias = op_.iattr(Attr::kBias) > 0, weighted = op_.iattr(Attr::kWeights) > 0;
+  HR_TRY(need_inputs(weighted ? 3 : 2, SIZE_MAX));
+  const size_t operands = inputs() - (weighted ? 1 : 0);  // x, tiles, biases
+  HR_TRY(need(!bias || operands % 2 == 1, "not as many biases as tiles"));
   const Tensor& x = in(0);
+  if (weighted) HR_TRY(f32(in(operands), x.rows, 1));
   HR_TRY(set_compute(x));
   const size_t tiles = loss_tiles(op_);
   for (size_t i = 1; i <= tiles; ++i) HR_TRY(plain(in(i), in(i).rows, x.cols));
-  for (size_t i = 1 + tiles; i < inputs(); ++i) HR_TRY(f32(in(i), 1, in(i - tiles).rows));
+  for (size_t i = 1 + tiles; i < operands; ++i) HR_TRY(f32(in(i), 1, in(i - tiles).rows));
   const int64_t grad = op_.iattr(Attr::kGrad);
   if (grad < 2) HR_TRY(need_outputs(static_cast<size_t>(1 + grad)));
   if (grad == 2) {
     HR_TRY(find_targets(2));
-    HR_TRY(need_targets(inputs() - 1));
+    HR_TRY(need_targets(operands - 1));
     for (size_t i = 0; i < targets_.size(); ++i) {
       HR_TRY(f32(target(i), in(i + 1).rows, in(i + 1).cols));
     }

@@ -106,9 +106,14 @@ class LossRun {
       targets = targets.subspan(static_cast<size_t>(first_row()),
                                 static_cast<size_t>(loss_.x().rows));
     }
+    const double scale = ctx.rows.loss_scale * ctx.op.attr(Attr::kScale, 1);
+    if (ctx.op.iattr(Attr::kWeights) == 1) {
+      weights_ = reinterpret_cast<const float*>(ctx.inputs.back());
+      gradient_ = static_cast<float>(scale);
+      return;
+    }
     const int64_t counted = counted_targets(targets);
     if (counted > 0) {
-      const double scale = ctx.rows.loss_scale * ctx.op.attr(Attr::kScale, 1);
       gradient_ = static_cast<float>(scale / static_cast<double>(counted));
     }
   }
@@ -180,7 +185,7 @@ class LossRun {
     row.target = target;
     row.grad = loss_.grad() > 0;
     row.type = loss_.x().dtype;
-    row.gradient = gradient_;
+    row.gradient = weights_ == nullptr ? gradient_ : gradient_ * weights_[t];
     row.smoothing = ctx_.op.attr(Attr::kSmoothing);
     *out = loss_row()(row);
   }
@@ -190,6 +195,7 @@ class LossRun {
   std::span<const GemmRows> table_;
   std::byte* logits_ = nullptr;
   std::span<std::byte> scratch_;
+  const float* weights_ = nullptr;  // [T]
   float gradient_ = 0;
 };
 

@@ -265,8 +265,9 @@ void Backward::add(const Op& op) {
 // The op itself is made to write its gradients.
 void Backward::loss(const Op& op) {
   const TensorId x = op.inputs[0];
-  // Tiles and, if there are any, biases.
-  const std::vector<TensorId> weights(op.inputs.begin() + 1, op.inputs.end());
+  // Tiles and, if there are any, biases; not the weights of rows.
+  const std::ptrdiff_t of_rows = op.iattr(Attr::kWeights) > 0 ? 1 : 0;
+  const std::vector<TensorId> weights(op.inputs.begin() + 1, op.inputs.end() - of_rows);
   const bool table =
       std::any_of(weights.begin(), weights.end(), [&](TensorId w) { return trained(w); });
   Op whole = op;

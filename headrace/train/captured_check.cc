@@ -35,7 +35,8 @@ Operands weights_of(const CapturedOp& op) {
   };
   const size_t all = op.inputs.size();
   if (op.kernel == "hr.embed") return {0, all};
-  for (const std::string_view kernel : {"hr.norm", "hr.qk_norm", "hr.loss", "hr.scale"}) {
+  if (op.kernel == "hr.loss") return {1, std::max<size_t>(1, all - attr(Attr::kWeights))};
+  for (const std::string_view kernel : {"hr.norm", "hr.qk_norm", "hr.scale"}) {
     if (op.kernel == kernel) return {1, all};
   }
   if (op.kernel == "hr.linear") return {1, 1 + attr(Attr::kWeights) * (1 + attr(Attr::kBias))};
@@ -167,7 +168,8 @@ class Checker {
     // The biases of a table would have to be cut as the table is.
     const bool table = op->kernel == "hr.embed"
                            ? !(last && on(Attr::kPositions))
-                           : op->kernel == "hr.loss" && i > 0 && !on(Attr::kBias);
+                           : op->kernel == "hr.loss" && i >= weights.begin &&
+                                 i < weights.end && !on(Attr::kBias);
     const bool first = used_.insert(name).second;
     if (table && first && !p.vector) tables_.insert(name);
     if (!table) tables_.erase(name);

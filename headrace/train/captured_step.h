@@ -47,6 +47,7 @@
 //     [rows, 1]. The step's loss is what hr.mean_loss makes of all of them. Gradients are those of
 //     the mean over the step's counted targets; with own_mean = 1 and scale = c in each hr.loss, of
 //     the sum of c times the mean of each micro-batch (PyTorch: (c * loss).backward() of each).
+//     With weights = 1, of the sum of c * w * loss over rows, where w is an input f32 [rows, 1].
 //   - A parameter that is nothing but a table of hr.embed (not its positions) or hr.loss (without
 //     bias) is cut into tiles of kTableTile bytes; name it once, all tiles are put in its place.
 //   - attr stream of hr.dropout: a number below 2^29 for each place in the model, the same in every

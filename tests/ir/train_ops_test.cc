@@ -149,6 +149,9 @@ Cases losses() {
        with(bias, {{Attr::kScale, 0.5}, {Attr::kOwnMean, 1}})},
       {"hr.loss", {kX, {5, 6}, {1, 5}}, {loss, kX, {5, 6}, {1, 5}}, {}, both},
       {"hr.loss", {kX, {5, 6}, {1, 5}}, {loss, kX}, {{5, 6}, {1, 5}}, both},
+      {"hr.loss", {kX, any_rows(5, 6), {kT, 1}}, {loss}, {}, {{Attr::kWeights, 1}}},
+      {"hr.loss", {kX, {5, 6}, {1, 5}, {kT, 1}}, {loss, kX}, {{5, 6}, {1, 5}},
+       with(both, {{Attr::kWeights, 1}})},
       {"hr.mean_loss", {any_rows(4, 1), any_rows(3, 1)}, {{1, 1}}},
   };
 }

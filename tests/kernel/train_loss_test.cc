@@ -18,6 +18,7 @@ struct Sizes {
   double scale = 1;
   bool own_mean = false;
   double smoothing = 0;
+  bool weighted = false;
 
   int64_t vocab() const {
     int64_t sum = 0;
@@ -25,6 +26,9 @@ struct Sizes {
     return sum;
   }
 };
+
+// Of row t, where rows are weighted.
+float weight(int64_t t) { return 0.01f * static_cast<float>(1 + t % 3); }
 
 // Every fifth row of the step has no target.
 StepRows step_with_targets(const Sizes& s) {
@@ -52,6 +56,11 @@ struct LossOp {
     for (size_t i = 0; s.bias && i < s.tiles.size(); ++i) {
       h.normal(h.input(DType::kF32, 1, s.tiles[i], 4), static_cast<uint32_t>(80 + i), 0.5f);
     }
+    if (s.weighted) {
+      std::vector<float> weights;
+      for (int64_t t = 0; t < s.rows; ++t) weights.push_back(weight(t));
+      h.put(h.input(DType::kF32, s.rows, 1), weights);
+    }
     loss = h.output(DType::kF32, s.rows, 1);
     if (grad > 0) dx = h.output(type, s.rows, s.n);
     const size_t weights = s.tiles.size() * (s.bias ? 2 : 1);
@@ -66,6 +75,7 @@ struct LossOp {
     if (s.bias) h.set(Attr::kBias, 1);
     if (s.scale != 1) h.set(Attr::kScale, s.scale);
     if (s.own_mean) h.set(Attr::kOwnMean, 1);
+    if (s.weighted) h.set(Attr::kWeights, 1);
     if (s.smoothing > 0) h.set(Attr::kSmoothing, s.smoothing);
   }
 
@@ -107,7 +117,9 @@ struct LossOp {
         const double hit = (v == static_cast<size_t>(target) ? 1 - s.smoothing : 0) +
                            s.smoothing / static_cast<double>(vocab);
         out.loss[t] -= hit * p[v];
-        const double d = (std::exp(p[v]) / sum - hit) * s.loss_scale * s.scale / counted;
+        const double share =
+            s.weighted ? static_cast<double>(weight(static_cast<int64_t>(t))) : 1 / counted;
+        const double d = (std::exp(p[v]) / sum - hit) * s.loss_scale * s.scale * share;
         if (s.bias) out.dw[w.size() + v] += d;
         for (size_t j = 0; j < n; ++j) {
           out.dx[t * n + j] += d * w[v * n + j];
@@ -129,6 +141,8 @@ const Sizes kSizes[] = {
     {33, 24, {77}, 3, 2, false, 0.5, true},
     {20, 24, {70, 7}, 1, 1, true, 1, false, 0.1},
     {9, 8, {10}, 0, 1, false, 1, false, 1},
+    {33, 24, {40, 30, 7}, 3, 16, true, 0.5, false, 0, true},
+    {9, 8, {10}, 4, 1, false, 1, true, 0, true},
 };
 
 TEST(TrainLoss, LossAndGradientsAreThoseOfTheMeanCrossEntropy) {
