@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "headrace/base/system.h"
@@ -123,20 +126,57 @@ class Profiler {
   Bytes at_ = 0;
 };
 
+// What has been measured in this process, by number of threads and signature: steps that are planned
+// again (other shapes, another budget) have most of their ops in common.
+class Measured {
+ public:
+  std::optional<Nanos> find(const std::string& what) const {
+    const std::lock_guard lock(lock_);
+    const auto at = known_.find(what);
+    return at == known_.end() ? std::nullopt : std::optional<Nanos>(at->second);
+  }
+  void add(const std::string& what, Nanos took) {
+    const std::lock_guard lock(lock_);
+    if (known_.size() >= kMost) known_.clear();  // a process that plans ever new shapes
+    known_[what] = took;
+  }
+
+ private:
+  static constexpr size_t kMost = 4096;
+  mutable std::mutex lock_;
+  std::map<std::string, Nanos> known_;
+};
+
+Measured& measured() {
+  static Measured all;
+  return all;
+}
+
 }  // namespace
 
 Status measure_ops(const std::vector<Graph*>& graphs, Bytes memory, int threads) {
-  HR_ASSIGN(Arena arena, Arena::create(memory));
-  std::map<std::string, Nanos> known;
+  std::optional<Arena> arena;  // taken when there is something to measure
+  std::set<std::string> too_large;
   for (Graph* graph : graphs) {
-    Profiler profiler(*graph, arena, threads);
+    std::optional<Profiler> profiler;
     for (Op& op : graph->ops) {
       if (!is_train_op(op)) continue;
-      const auto [at, fresh] = known.try_emplace(signature(*graph, op), 0);
-      if (fresh) {
-        HR_ASSIGN(at->second, profiler.time(op));
+      const std::string what = text_of("%d ", threads) + signature(*graph, op);
+      if (too_large.contains(what)) continue;
+      std::optional<Nanos> took = measured().find(what);
+      if (!took) {
+        if (!arena) {
+          HR_ASSIGN(arena, Arena::create(memory));
+        }
+        if (!profiler) profiler.emplace(*graph, *arena, threads);
+        HR_ASSIGN(took, profiler->time(op));
+        if (*took < 0) {
+          too_large.insert(what);
+          continue;
+        }
+        measured().add(what, *took);
       }
-      if (at->second >= 0) op.attrs[Attr::kSeconds] = static_cast<double>(at->second) * 1e-9;
+      op.attrs[Attr::kSeconds] = static_cast<double>(*took) * 1e-9;
     }
   }
   return {};
