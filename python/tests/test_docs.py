@@ -132,18 +132,25 @@ def test_the_mark_of_the_guide_is_on_the_class():
     assert marked.__headrace_remote__.prefetch_priority == 0.8
 
 
-def test_the_front_page_compiles_and_steps(capsys):
+def test_the_three_lines_of_the_front_page_train():
     text = README.read_text()
     code, = (b for b in blocks(README) if "import headrace" in b)
     fit, compiled, step = [line for line in code.splitlines() if " = " in line]
     assert GUIDE.relative_to(ROOT).as_posix() in text
     for line, door in ((fit, "eager"), (compiled, "compile"), (step, "step")):
-        given = of_a_step(llama())
-        given["train_step"] = lambda *batch: clipped_step(given["model"], given["optimizer"], batch)
-        names = run(line, given, README)
+        given = of_a_step(models.language_model("llama"))
+
+        def train_step(tokens, targets):
+            given["optimizer"].zero_grad()
+            loss = given["model"](tokens, targets)
+            loss.backward()
+            given["optimizer"].step()
+            return loss
+        names = run(line, {**given, "train_step": train_step}, README)
         given["model"] = names["model"]
-        call = names["step"] if door == "step" else given["train_step"]
-        losses = [call(*given["loader"][0]).item() for _ in range(3)]
+        call = names["step"] if door == "step" else train_step
+        batch = models.token_batch(torch.Generator().manual_seed(1))
+        losses = [call(*batch).item() for _ in range(3)]
         assert losses[0] > losses[1] > losses[2]
 
 
