@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import tempfile
+import types
 import weakref
 
 import pytest
@@ -138,6 +139,28 @@ def test_accumulation_and_clipping_are_those_of_torch():
     assert_same_parameters(eager[0], compiled[0])
 
 
+def test_micro_batches_of_different_shapes_have_their_own_rows():
+    def step_of(model, optimizer):
+        def train_step(tokens, targets):
+            losses = []
+            for part in (slice(0, 1), slice(1, 4), slice(4, 6)):
+                loss = model(tokens[part], targets[part]) / 3
+                loss.backward()
+                losses.append(loss.detach())
+            optimizer.step()
+            optimizer.zero_grad()
+            return losses
+
+        return train_step
+
+    eager, compiled = pair(models.NanoGPT, step_of=step_of, check=False)
+    for tokens, targets in batches(rows=6):
+        targets[2, 3:] = -1
+        for expected, got in zip(eager[2](tokens, targets), compiled[2](tokens, targets)):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
+    assert_same_parameters(eager[0], compiled[0])
+
+
 def test_schedulers_inside_and_outside_of_the_step_are_obeyed():
     def step_of(model, optimizer):
         inside = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
@@ -224,6 +247,197 @@ def test_attention_masks_of_padding_on_the_right_are_taken(name):
         compiled[2](tokens, mask.flip(1), labels)
     with pytest.raises(headrace.HeadraceError, match="attention_mask"):
         compiled[2](tokens, mask, tokens)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Llama eager attention", "Mistral"])
+def test_attention_masks_of_padding_on_the_left_are_taken(name):
+    pytest.importorskip("transformers")
+    eager, compiled = pair(
+        models.HUGGINGFACE[name],
+        step_of=lambda m, o: plain_step(
+            m, o, lambda t, a, y: m(input_ids=t, attention_mask=a, labels=y).loss
+        ),
+    )
+    given = []
+    for i, (tokens, _) in enumerate(batches(3)):
+        left = torch.tensor([[4 + i], [2 - i]])
+        mask = (torch.arange(tokens.shape[1]) >= left).long()
+        prompt = torch.arange(tokens.shape[1]) < left + 2
+        given.append((torch.where(mask == 1, tokens, 0), mask, torch.where(prompt, -100, tokens)))
+    assert_same_training(eager, compiled, given)
+    tokens, mask, labels = given[0]
+    with pytest.raises(headrace.HeadraceError, match="first label after padding"):
+        compiled[2](tokens, mask, torch.where(mask == 1, tokens, -100))
+
+
+def test_padding_on_the_left_is_refused_where_positions_are_absolute():
+    pytest.importorskip("transformers")
+    _, compiled = pair(
+        models.HUGGINGFACE["GPT2"],
+        step_of=lambda m, o: plain_step(
+            m, o, lambda t, a, y: m(input_ids=t, attention_mask=a, labels=y).loss
+        ),
+    )
+    tokens, _ = models.batch()
+    mask = (torch.arange(tokens.shape[1]) >= torch.tensor([[3], [0]])).long()
+    labels = torch.where(torch.arange(tokens.shape[1]) < 6, -100, tokens)
+    with pytest.raises(headrace.HeadraceError, match="attention_mask"):
+        compiled[2](tokens, mask, labels)
+
+
+# ---- losses that are divided by what is known when the step runs --------------------------------
+
+
+def as_trainer_does(model, optimizer, parts=2):
+    """Sums of losses over the number of labels of all micro-batches, as transformers' Trainer."""
+
+    def train_step(tokens, mask, labels, items):
+        total = 0.0
+        for t, a, y in zip(tokens.chunk(parts), mask.chunk(parts), labels.chunk(parts)):
+            loss = model(input_ids=t, attention_mask=a, labels=y, num_items_in_batch=items).loss
+            loss.backward()
+            total = total + loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total, norm
+
+    return train_step
+
+
+def padded(rows=4, seed=0, length=models.LENGTH):
+    """(tokens, attention_mask, labels, number of labels), padded on the right."""
+    tokens, _ = models.batch(rows, length, seed)
+    lengths = torch.randint(4, length + 1, (rows, 1), generator=torch.Generator().manual_seed(seed))
+    mask = (torch.arange(length) < lengths).long()
+    labels = torch.where((mask == 1) & (torch.arange(length) > 1), tokens, -100)
+    return torch.where(mask == 1, tokens, 0), mask, labels, labels[:, 1:].ne(-100).sum()
+
+
+def gradients_of(make, step_of, *batch):
+    """(what the step returns, gradients), in eager and through compile_step: SGD's first step."""
+    results = []
+    for model, _, step in pair(make, lambda m: torch.optim.SGD(m.parameters(), lr=1.0), step_of):
+        before = copy.deepcopy(model.state_dict())
+        returned = step(*batch)
+        after = model.state_dict()
+        results.append((returned, {n: before[n] - after[n] for n in before}))
+    return results
+
+
+def assert_same_gradients(make, step_of, *batch, tolerance=1e-4):
+    (expected, gradients), (got, others) = gradients_of(make, step_of, *batch)
+    for a, b in zip(expected, got):
+        torch.testing.assert_close(b, a.detach(), rtol=1e-5, atol=0)
+    for name, gradient in gradients.items():
+        difference = (gradient - others[name]).norm()
+        assert difference <= tolerance * gradient.norm() + 1e-6, (name, float(difference))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Llama eager attention", "GPT2", "Qwen2"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_padded_batches_as_trainer_gives_them_have_the_gradients_of_torch(name, parts):
+    pytest.importorskip("transformers")
+    assert_same_gradients(
+        models.HUGGINGFACE[name], lambda m, o: as_trainer_does(m, o, parts), *padded()
+    )
+
+
+def test_a_batch_encoding_is_a_dictionary_of_tensors():
+    transformers = pytest.importorskip("transformers")
+
+    def step_of(model, optimizer):
+        def train_step(batch, scale):
+            loss = model(**batch).loss * scale
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss, batch["labels"].ne(-100).sum() + batch.input_ids.sum()
+
+        return train_step
+
+    eager, compiled = pair(models.HUGGINGFACE["Llama"], step_of=step_of)
+    for seed in range(3):
+        tokens, mask, labels, _ = padded(seed=seed)
+        given = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+        batch = transformers.BatchEncoding(given)
+        expected, got = eager[2](batch, 2.0), compiled[2](batch, 2.0)
+        torch.testing.assert_close(got[0], expected[0].detach(), rtol=1e-5, atol=0)
+        assert got[1] == expected[1]
+    assert len(compiled[2]._compiled) == 1
+    with pytest.raises(headrace.HeadraceError, match="SimpleNamespace has tensors in it"):
+        compiled[2](types.SimpleNamespace(**given), 2.0)
+
+
+def test_the_number_of_labels_may_be_any_and_change_from_step_to_step():
+    pytest.importorskip("transformers")
+    eager, compiled = pair(models.HUGGINGFACE["Llama"], step_of=as_trainer_does)
+    engines = set()
+    for seed in range(5):
+        tokens, mask, labels, items = padded(seed=seed)
+        if seed == 3:
+            items = items * 1.75
+        if seed == 4:  # a shorter batch, on the plan of the others
+            tokens, mask, labels, items = padded(seed=seed, length=models.LENGTH - 3)
+        for a, b in zip(
+            eager[2](tokens, mask, labels, items), compiled[2](tokens, mask, labels, items)
+        ):
+            torch.testing.assert_close(b, a.detach(), rtol=1e-5, atol=0)
+        engines.add(id(compiled[2]._state.engine))
+    assert_same_parameters(eager[0], compiled[0])
+    assert len(engines) == 1
+    tokens, mask, labels, items = padded()
+    with pytest.raises(headrace.HeadraceError, match="divided by 0"):
+        compiled[2](tokens, mask, labels, items * 0)
+    for number in (20, 30):  # constants of the step: traced again, the same plan
+        compiled[2](tokens, mask, labels, number)
+    assert id(compiled[2]._state.engine) in engines
+
+
+def loss_sum(model, tokens, targets):
+    logits = model.lm_head(model.ln_f(model.wte(tokens)))
+    logits, targets = logits.flatten(0, 1), targets.flatten()
+    return F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda m, t, y, w: loss_sum(m, t, y),
+        lambda m, t, y, w: loss_sum(m, t, y) / y.ne(-1).sum(),
+        lambda m, t, y, w: loss_sum(m, t, y) * w / 64,
+        lambda m, t, y, w: m(t, y) * w,
+        lambda m, t, y, w: m(t, y) / w.clamp(min=2) / 2,
+    ],
+)
+def test_factors_that_are_known_when_the_step_runs(loss_of):
+    def step_of(model, optimizer):
+        def train_step(tokens, targets, weight):
+            losses = []
+            for part in (slice(0, 1), slice(1, 4)):  # micro-batches of different shapes
+                loss = loss_of(model, tokens[part], targets[part], weight)
+                loss.backward()
+                losses.append(loss.detach())
+            optimizer.step()
+            optimizer.zero_grad()
+            return losses
+
+        return train_step
+
+    tokens, targets = models.batch(4)
+    targets[0, 4:], targets[2, :7] = -1, -1
+    assert_same_gradients(
+        lambda: models.NanoGPT(layers=1), step_of, tokens, targets, torch.tensor(0.375)
+    )
+
+
+def test_a_batch_without_a_label_has_the_loss_of_torch_and_changes_what_torch_does():
+    eager, compiled = pair(models.NanoGPT)
+    assert_same_training(eager, compiled, batches(2))
+    tokens, targets = models.batch()
+    assert torch.isnan(compiled[2](tokens, torch.full_like(targets, -1)))
+    eager[2](tokens, torch.full_like(targets, -1))
+    assert_same_training(eager, compiled, batches(2))
 
 
 # ---- who owns the parameters -------------------------------------------------------------------

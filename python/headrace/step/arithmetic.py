@@ -138,6 +138,8 @@ def mul(raiser, node, a, b):
 
 
 def _times_pattern(raiser, x, y):
+    if isinstance(x, Losses) and raiser.is_scalar_input(y):
+        return x.by(y, divides=False)
     if isinstance(y, torch.fx.Node):
         table = raiser.constant(y, exact=True)
         if table is None:
@@ -210,6 +212,8 @@ def div(raiser, node, a, b, rounding_mode=None):
     number = raiser.number(b)
     if rounding_mode is None and number is not None:
         return times(raiser, node, a, 1.0 / number)
+    if rounding_mode is None and isinstance(a, Losses) and raiser.is_scalar_input(b):
+        return a.by(b, divides=True)
     if rounding_mode is None and is_value(a) and is_partial(b, "std"):
         result = _normed(a, b)
         if result is not None:

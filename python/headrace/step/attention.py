@@ -75,7 +75,8 @@ def visible_of(seen: torch.Tensor) -> tuple[bool, int]:
 
 def mask_of(raiser, node) -> tuple[tuple[bool, int], Optional[Mask]]:
     """What a mask that is a node lets be seen. One that depends on inputs is looked at in the first
-    batch: what any of its sequences sees, up to the last position that one does."""
+    batch: what any of its sequences sees, between the first position that sees itself and the last
+    one."""
     constant = raiser.constant(node)
     if constant is not None:
         return visible_of(seen_by(constant)), None
@@ -87,8 +88,11 @@ def mask_of(raiser, node) -> tuple[tuple[bool, int], Optional[Mask]]:
         seen = seen_by(raiser.first_value(node))
         rows = seen.shape[-1]
         seen = seen.reshape(-1, seen.shape[-2], rows).any(0).expand(rows, rows)
-        end = int(seen.any(0).nonzero().max()) + 1
-        raiser.masks[node] = Mask(node, *visible_of(seen[:end, :end]))
+        itself = seen.diagonal().nonzero()
+        if len(itself) == 0:
+            raise NotRaised("a mask of attention lets no position see itself")
+        real = slice(int(itself.min()), int(itself.max()) + 1)
+        raiser.masks[node] = Mask(node, *visible_of(seen[real, real]))
     mask = raiser.masks[node]
     return (mask.causal, mask.window), mask
 

@@ -8,6 +8,8 @@ events.py.
 
 from __future__ import annotations
 
+import collections
+import collections.abc
 import dataclasses
 import inspect
 import re
@@ -33,6 +35,37 @@ class Capture:
     @property
     def nodes(self):
         return self.module.graph.nodes
+
+
+def flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:
+    """(leaves, spec) of arguments, with all tensors among the leaves: dictionaries that torch does
+    not know (BatchEncoding of transformers) are made known to it, by their items alone.
+    HeadraceError("unsupported"): something else has tensors in it, which would be constants."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    unknown = {type(leaf) for leaf in leaves if isinstance(leaf, collections.UserDict)}
+    for kind in unknown:
+        pytree.register_pytree_node(
+            kind,
+            lambda mapping: (list(mapping.data.values()), list(mapping.data)),
+            lambda items, keys, kind=kind: _with_data(kind, dict(zip(keys, items))),
+        )
+    if unknown:
+        return flatten(args, kwargs)
+    for leaf in leaves:
+        mapping = isinstance(leaf, collections.abc.Mapping)
+        inside = leaf if mapping else getattr(leaf, "__dict__", {})
+        if any(isinstance(value, torch.Tensor) for value in inside.values()):
+            raise unsupported(
+                f"compile_step: an argument of type {type(leaf).__name__} has tensors in it, which "
+                "would be constants of the step; give them as tensors, tuples, lists or dicts"
+            )
+    return leaves, spec
+
+
+def _with_data(kind: type, data: dict):
+    mapping = kind.__new__(kind)
+    mapping.data = data
+    return mapping
 
 
 def parameter_names(model: torch.nn.Module, optimizer) -> dict[int, str]:
@@ -80,7 +113,7 @@ def capture(train_step: Callable, model, optimizer, args: tuple, kwargs: dict) -
     _check_hooks(model, parameters)
     if torch.is_autocast_enabled("cpu"):
         raise unsupported("compile_step: autocast is not supported; convert the model to bfloat16")
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = flatten(args, kwargs)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     result: dict[str, Any] = {}
 

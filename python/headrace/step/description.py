@@ -39,6 +39,11 @@ class MicroInputs:
     classes: int
     floats: dict[str, int]  # by name of the input
     masks: list[tuple[int, bool, int]]  # of attention: (place, causal, window)
+    absolute: bool  # positions have embeddings of their own
+    summed: bool  # the loss is the sum over counted targets, else their mean
+    weights: Optional[tuple[str, int]]  # input (name, number) with the weights of the loss' rows
+    factor: float  # of the loss in backward(), times or over
+    scalars: list[tuple[int, bool]]  # (place, whether it divides)
 
 
 @dataclasses.dataclass
@@ -74,12 +79,16 @@ def describe(captured: Capture, model, optimizer, tensors: Sequence[torch.Tensor
     raiser.run()
     raiser.tensors = ()
     clip = _checked_events(captured.events, raiser)
-    factors = _factors(raiser)
+    terms = _terms(raiser)
     lowering = Lowering()
-    own_mean = len(factors) > 1
-    micros = [lowering.run(raiser.losses[k][0], factor, own_mean) for k, factor in factors]
-    before, inputs = _before(raiser, [raiser.losses[k][0] for k, _ in factors], micros)
-    loss_nodes = [raiser.losses[k][1] for k, _ in factors]
+    weighted = any(t.scalars or raiser.losses[t.loss][0].summed for t in terms)
+    micros = [
+        lowering.run(raiser.losses[t.loss][0], t.factor, len(terms) > 1, weighted) for t in terms
+    ]
+    if not _alike(micros):
+        _set_apart(micros)
+    before, inputs = _before(raiser, terms, micros)
+    loss_nodes = [raiser.losses[t.loss][1] for t in terms]
     after, norms = _after(raiser, loss_nodes)
     forward = {
         "headrace_forward": 1,
@@ -152,28 +161,28 @@ def _checked_events(events: Sequence[Event], raiser: Raiser) -> Optional[Event]:
     return clips[0] if clips else None
 
 
-def _factors(raiser: Raiser) -> list[tuple[int, float]]:
-    """(loss, what its gradient is multiplied by), in the order of the losses."""
-    factors: dict[int, float] = {}
+def _terms(raiser: Raiser) -> list[values.LossTerm]:
+    """What backward() is called of, in the order of the losses."""
+    terms: dict[int, values.LossTerm] = {}
     for backward in raiser.backwards:
-        for k, factor in backward.losses.terms:
-            if k in factors:
+        for term in backward.losses.terms:
+            if term.loss in terms:
                 raise unsupported(
                     "compile_step: backward() twice through one loss is not supported"
                     f"{line_of(backward.node)}"
                 )
-            factors[k] = factor
+            terms[term.loss] = term
     for k, (_, node) in enumerate(raiser.losses):
-        if k not in factors:
+        if k not in terms:
             raise unsupported(
                 f"compile_step: a loss without backward() is not supported{line_of(node)}"
             )
-        if not factors[k] > 0:
+        if not terms[k].factor > 0:
             raise unsupported(
-                f"compile_step: a loss has the factor {factors[k]:g} in backward(); it "
+                f"compile_step: a loss has the factor {terms[k].factor:g} in backward(); it "
                 f"must be above 0{line_of(node)}"
             )
-    return sorted(factors.items())
+    return [terms[k] for k in sorted(terms)]
 
 
 def _check_clipped(clip: Event, described: list[dict], parameters: dict[str, Parameter]) -> None:
@@ -288,13 +297,32 @@ def _group(kind, g: int, group: dict) -> dict[str, float]:
 # ---- micro-batches -----------------------------------------------------------------------------
 
 
+def _alike(micros: Sequence[MicroBatch]) -> bool:
+    return all(m.ops == micros[0].ops for m in micros)
+
+
+def _set_apart(micros: Sequence[MicroBatch]) -> None:
+    """Of micro-batches that are no repetitions of one: each has rows of the step, and an input of
+    weights, of its own."""
+    begins = {"hr.embed": 0, "hr.loss": 0, "hr.dropout": 0}
+    for k, micro in enumerate(micros):
+        if micro.weights is not None:
+            micro.weights = micro.ops[-1]["in"][-1] = f"{micro.weights}.{k}"
+        for op in micro.ops:
+            if op["op"] in begins and begins[op["op"]]:
+                op["attrs"]["row_begin"] = begins[op["op"]]
+        begins["hr.embed"] += micro.token_rows
+        begins["hr.loss"] += micro.ops[-1]["out"][0]["shape"][0]
+        begins["hr.dropout"] += max(op["out"][0]["shape"][0] for op in micro.ops)
+
+
 def _repeated(micros: Sequence[MicroBatch]) -> list[dict[str, Any]]:
-    if all(m.ops == micros[0].ops for m in micros):
+    if _alike(micros):
         return [{"ops": micros[0].ops, "repeat": len(micros)}]
     return [{"ops": m.ops} for m in micros]
 
 
-def _before(raiser: Raiser, losses: Sequence[values.Loss], micros: Sequence[MicroBatch]):
+def _before(raiser: Raiser, terms: Sequence[values.LossTerm], micros: Sequence[MicroBatch]):
     outputs: list[torch.fx.Node] = []
 
     def place(node) -> int:
@@ -303,7 +331,8 @@ def _before(raiser: Raiser, losses: Sequence[values.Loss], micros: Sequence[Micr
         return outputs.index(node)
 
     inputs = []
-    for loss, micro in zip(losses, micros):
+    for k, (term, micro) in enumerate(zip(terms, micros)):
+        loss = raiser.losses[term.loss][0]
         table = next((op["in"][0] for op in micro.ops if op["op"] == "hr.embed"), None)
         inputs.append(
             MicroInputs(
@@ -319,6 +348,11 @@ def _before(raiser: Raiser, losses: Sequence[values.Loss], micros: Sequence[Micr
                 classes=loss.weight.cols if loss.weight.transposed else loss.weight.rows,
                 floats={name: place(v.made.node) for name, v in micro.inputs.items()},
                 masks=[(place(m.node), m.causal, m.window) for m in micro.masks],
+                absolute=any(op["attrs"].get("positions") for op in micro.ops),
+                summed=loss.summed,
+                weights=micro.weights and (micro.weights, k if _alike(micros) else 0),
+                factor=term.factor,
+                scalars=[(place(scalar), divides) for scalar, divides in term.scalars],
             )
         )
     return raiser.parts.module(outputs), inputs
@@ -333,10 +367,21 @@ def _inputs(micros: Sequence[MicroBatch]) -> list[dict[str, Any]]:
             "compile_step: micro-batches of images that are not computed in the same way "
             "are not supported"
         )
-    return [
+    described = [
         {"name": name, "shape": [v.rows, v.cols], "dtype": "f32", "count": len(micros)}
         for name, v in first.inputs.items()
     ]
+    for micro in micros if first.weights else ():
+        if micro is first or not _alike(micros):
+            described.append(
+                {
+                    "name": micro.weights,
+                    "shape": micro.ops[-1]["out"][0]["shape"],
+                    "dtype": "f32",
+                    "count": len(micros) if _alike(micros) else 1,
+                }
+            )
+    return described
 
 
 def _rows_of(raiser: Raiser, name: str) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from . import values
+from .capture import line_of
 from .events import unsupported
 from .values import Act, Add, Heads, Linear, Loss, Parameter, Value
 
@@ -29,6 +30,7 @@ class MicroBatch:
     inputs: dict[str, values.Value]  # of floats, by name
     padding: list[tuple[int, torch.fx.Node]]  # rows of tables that torch gives no gradient
     masks: list[values.Mask]
+    weights: Optional[str]  # input with the weights of the rows of the loss
 
 
 class Lowering:
@@ -38,9 +40,11 @@ class Lowering:
         self.parameters: dict[str, Parameter] = {}
         self.constants: dict[tuple[float, ...], str] = {}
 
-    def run(self, loss: Loss, scale: float, own_mean: bool) -> MicroBatch:
+    def run(self, loss: Loss, scale: float, own_mean: bool, weighted: bool) -> MicroBatch:
+        """``weighted``: gradients of rows are multiplied by an input of the step, in the place of
+        the mean and of ``scale``."""
         micro = _MicroLowering(self)
-        micro.loss(loss, scale, own_mean)
+        micro.loss(loss, scale, own_mean, weighted)
         return MicroBatch(
             micro.ops,
             micro.tokens,
@@ -49,6 +53,7 @@ class Lowering:
             micro.inputs,
             micro.padding,
             list(micro.masks.values()),
+            micro.weights,
         )
 
 
@@ -61,6 +66,7 @@ class _MicroLowering:
         self.inputs: dict[str, Value] = {}
         self.padding: list[tuple[int, torch.fx.Node]] = []
         self.masks: dict[torch.fx.Node, values.Mask] = {}
+        self.weights: Optional[str] = None
         self.names: dict[Any, str] = {}  # of values (and of joined ones, by their parts)
         self.kept: list[Any] = []  # so that ids in keys of names stay theirs
         self.used: set[str] = {"loss", "clip"}  # names of the engine's own
@@ -127,7 +133,7 @@ class _MicroLowering:
             self.names[key] = getattr(self, "_" + type(v.made).__name__.lower())(v, v.made)
         return self.names[key]
 
-    def loss(self, loss: Loss, scale: float, own_mean: bool) -> None:
+    def loss(self, loss: Loss, scale: float, own_mean: bool, weighted: bool) -> None:
         for v in self.count(loss.x):
             if self.users.get(id(v), 0) > 1:  # in order, so that of() need not go deep
                 self.of(v)
@@ -137,9 +143,13 @@ class _MicroLowering:
         if loss.bias is not None:
             inputs.append(self.parameter(loss.bias))
             attrs["bias"] = 1
-        if scale != 1:
+        if weighted:
+            self.weights = self.fresh("loss_weights")
+            inputs.append(self.weights)
+            attrs["weights"] = 1
+        elif scale != 1:
             attrs["scale"] = scale
-        if own_mean:
+        if own_mean and not weighted:
             attrs["own_mean"] = 1
         if loss.smoothing:
             attrs["smoothing"] = loss.smoothing
@@ -169,8 +179,8 @@ class _MicroLowering:
     def _embed(self, v: Value, made: values.Embed) -> str:
         if self.tokens not in (None, made.tokens):
             raise unsupported(
-                "compile_step: two tensors of tokens are embedded for one loss, which "
-                "is not supported"
+                "compile_step: two tensors of tokens are embedded for one loss, which is not "
+                f"supported; positions must not be an argument{line_of(made.tokens)}"
             )
         self.tokens, self.token_rows, self.sequence = made.tokens, v.rows, v.sequence
         if made.padding >= 0:

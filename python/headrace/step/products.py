@@ -300,8 +300,8 @@ def _loss(
 ) -> Losses:
     if weight is not None:
         raise NotRaised("weights of classes are not known")
-    if reduction != 1:
-        raise NotRaised("only the mean over targets is known (reduction='mean')")
+    if reduction == 0:
+        raise NotRaised("only the mean and the sum over targets are known (reduction='none')")
     if not isinstance(targets, torch.fx.Node):
         raise NotRaised("targets depend on parameters")
     if targets.meta["val"].dtype not in (torch.int64, torch.int32):
@@ -314,7 +314,16 @@ def _loss(
     made = ref.base.made
     x, rows = images.selected(made.x, rows)
     return raiser.add_loss(
-        Loss(x, made.weight, made.bias, rows, targets, int(ignored), float(smoothing))
+        Loss(
+            x,
+            made.weight,
+            made.bias,
+            rows,
+            targets,
+            int(ignored),
+            float(smoothing),
+            summed=reduction == 2,
+        )
     )
 
 
@@ -344,7 +353,7 @@ def backward(raiser, node, loss):
     from .raising import Backward
 
     if not isinstance(loss, Losses):
-        raise NotRaised(f"backward() is not of a mean cross entropy, but of {describe(loss)}")
+        raise NotRaised(f"backward() is not of a cross entropy, but of {describe(loss)}")
     raiser.backwards.append(Backward(loss, node))
     return loss
 

@@ -17,7 +17,7 @@ import torch
 from . import layout, values
 from .capture import Capture, line_of
 from .events import unsupported
-from .graph import CONSTANT, FLOAT, Parts
+from .graph import CONSTANT, FLOAT, INPUT, Parts
 from .layout import Ref
 from .values import Losses, Mix, Parameter, Partial, Value
 
@@ -154,11 +154,20 @@ class Raiser:
             return None
         return float(constant)
 
+    def is_scalar_input(self, argument) -> bool:
+        """Whether it is one number that depends on inputs, or on chance, and is known before the
+        step: none that is changed in place later."""
+        if not isinstance(argument, torch.fx.Node) or self.parts.kind[argument] != INPUT:
+            return False
+        value = argument.meta["val"]
+        one = value.numel() == 1 and not value.is_complex()
+        return one and not self.parts.changed_after(argument, self.node)
+
     # ---- results
 
     def add_loss(self, loss: values.Loss) -> Losses:
         self.losses.append((loss, self.node))
-        return Losses(((len(self.losses) - 1, 1.0),))
+        return Losses((values.LossTerm(len(self.losses) - 1),))
 
     # ---- checks
 
@@ -213,7 +222,7 @@ def is_partial(x, kind: str) -> bool:
 def scaled(x, factor: float):
     """x * factor; losses and scaled values take the factor in."""
     if isinstance(x, Losses):
-        return Losses(tuple((k, f * factor) for k, f in x.terms))
+        return x.times(factor)
     if is_partial(x, "scaled"):
         return scaled(x.of[0], x.number * factor)
     return x if factor == 1 else Partial("scaled", (x,), factor)

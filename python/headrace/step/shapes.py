@@ -1,7 +1,7 @@
 """Rows of a step as the engine wants them, and steps that run on the plan of a larger one.
 
 A batch of fewer or shorter sequences is that of the larger plan with rows whose targets are not
-counted: no counted row of a causal model sees them.
+counted: no counted row of a causal model sees them. Padding is moved to where it is not seen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .description import Description, MicroInputs
 
 
 class Rows:
-    """tokens and targets, int32 [rows of the plan], and inputs of floats, of one step.
+    """tokens and targets, int32 [rows of the plan], and inputs of floats, of one step. ``counts``
+    are the counted targets of each micro-batch.
 
     ``values`` is what description.before() gave. HeadraceError("usage") for tokens and targets out
     of range, ("unsupported") for a padding token whose gradient torch would leave out."""
@@ -28,35 +29,68 @@ class Rows:
         self.tokens = torch.zeros(total, dtype=torch.int32)
         self.targets = torch.full((total,), -1, dtype=torch.int32)
         self.floats: list[tuple[str, int, torch.Tensor]] = []  # (name, micro-batch, contiguous)
+        self.counts: list[int] = []
+        self.summed = [i.summed for i in description.inputs]
         token_begin = loss_begin = 0
         for k, (mine, planned) in enumerate(zip(description.inputs, plan.inputs)):
-            counted = self._set_targets(mine, planned, values, loss_begin)
+            rows, targets = _counted(mine, values)
+            left = torch.zeros(mine.token_rows // mine.sequence, dtype=torch.int64)
             if mine.tokens is not None:
-                self._set_tokens(mine, planned, values, token_begin, counted)
+                left = _checked_padding(mine, values, rows, left)
+                self._set_tokens(mine, planned, values, token_begin, left)
+            self._set_targets(mine, planned, values, loss_begin, rows, targets, left)
             for name, place in mine.floats.items():
                 self.floats.append((name, k, values[place].to(torch.float32).contiguous()))
             token_begin += planned.token_rows
             loss_begin += planned.loss_rows
 
-    def _set_targets(self, mine: MicroInputs, planned: MicroInputs, values, begin: int):
-        """Rows, among those of the loss, whose targets count."""
-        targets = values[mine.targets].reshape(-1)
-        counted = targets != mine.ignored
-        _check_range(targets[counted], mine.classes, "target")
-        rows = torch.from_numpy(mine.target_rows)[counted]
-        at = _places(rows, mine, planned) if mine.loss_rows == mine.token_rows else rows
-        self.targets[begin + at] = targets[counted].to(torch.int32)
-        return rows
+    def _set_targets(self, mine, planned, values, begin: int, rows, targets, left) -> None:
+        by_token = mine.loss_rows == mine.token_rows
+        at = _places(rows, mine, planned, left) if by_token else rows
+        self.targets[begin + at] = targets.to(torch.int32)
+        self.counts.append(len(rows))
+        if planned.weights is not None:
+            weights = torch.zeros(planned.loss_rows)
+            weights[at] = _weight(mine, values, len(rows))
+            self.floats.append((*planned.weights, weights))
 
-    def _set_tokens(self, mine, planned, values, begin: int, counted_rows) -> None:
+    def losses(self, means: list[float]) -> list[float]:
+        """Of the micro-batches as torch has them, from the means over counted targets."""
+        return [
+            mean * count if summed else mean if count else math.nan
+            for mean, count, summed in zip(means, self.counts, self.summed)
+        ]
+
+    def _set_tokens(self, mine, planned, values, begin: int, left) -> None:
         tokens = values[mine.tokens].reshape(-1)
         _check_range(tokens, mine.vocabulary, "token")
-        if mine.padding or mine.masks:
-            last = _last_counted(mine, counted_rows)
-            _check_padding(mine, tokens, last)
-            _check_masks(mine, values, last)
-        at = _places(torch.arange(mine.token_rows), mine, planned)
-        self.tokens[begin + at] = tokens.to(torch.int32)
+        rows = torch.arange(mine.token_rows)
+        rows = rows[rows % mine.sequence >= left[rows // mine.sequence]]
+        self.tokens[begin + _places(rows, mine, planned, left)] = tokens[rows].to(torch.int32)
+
+
+def _counted(mine: MicroInputs, values) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, among those of the loss, whose targets count, their targets)."""
+    targets = values[mine.targets].reshape(-1)
+    counted = targets != mine.ignored
+    _check_range(targets[counted], mine.classes, "target")
+    return torch.from_numpy(mine.target_rows)[counted], targets[counted]
+
+
+def _weight(mine: MicroInputs, values, count: int) -> float:
+    """What gradients of the losses of counted targets are multiplied by."""
+    weight = torch.tensor(mine.factor, dtype=torch.float64)
+    for place, divides in mine.scalars:
+        scalar = values[place].to(torch.float64).reshape(())
+        weight = weight / scalar if divides else weight * scalar
+    weight = float(weight) / (1 if mine.summed else max(1, count))
+    if count and not math.isfinite(weight):
+        raise HeadraceError(
+            f"compile_step: backward() is of the loss times {weight}: it is divided by 0, or what "
+            "it is multiplied by or divided by is not finite",
+            "usage",
+        )
+    return weight if count else 0.0
 
 
 def _last_counted(mine: MicroInputs, counted_rows: torch.Tensor) -> torch.Tensor:
@@ -69,40 +103,76 @@ def _last_counted(mine: MicroInputs, counted_rows: torch.Tensor) -> torch.Tensor
     )
 
 
-def _check_padding(mine: MicroInputs, tokens: torch.Tensor, last: torch.Tensor) -> None:
-    seen = torch.arange(mine.sequence)[None, :] <= last[:, None]
+def _checked_padding(mine: MicroInputs, values, rows: torch.Tensor, none: torch.Tensor):
+    """By sequence, how many tokens of padding are before it; ``none`` where there are no masks."""
+    if not mine.padding and not mine.masks:
+        return none
+    last = _last_counted(mine, rows)
+    left = _on_the_left(mine, values, none)
+    position = torch.arange(mine.sequence)[None, :]
+    before = (position >= left[:, None]) & (position <= last[:, None])
+    tokens = values[mine.tokens].reshape(-1, mine.sequence)
     for padding in mine.padding:
-        if bool(((tokens.reshape(-1, mine.sequence) == padding) & seen).any()):
+        if bool(((tokens == padding) & before).any()):
             raise HeadraceError(
                 f"compile_step: token {padding}, the padding_idx of an embedding, is before a "
                 "target that counts; its embedding has no gradient in torch, which is not "
                 "supported",
                 "unsupported",
             )
+    if mine.masks and mine.loss_rows == mine.token_rows:
+        if bool((rows % mine.sequence < left[rows // mine.sequence]).any()):
+            raise HeadraceError(
+                "compile_step: attention_mask leaves out positions on the left whose targets "
+                "count; the first label after padding must be -100 as well",
+                "unsupported",
+            )
+    _check_masks(mine, values, left, last)
+    return left
 
 
-def _check_masks(mine: MicroInputs, values, last: torch.Tensor) -> None:
-    """Rows up to the last that counts see what they would without padding."""
+def _on_the_left(mine: MicroInputs, values, none: torch.Tensor) -> torch.Tensor:
+    """By sequence, the first position that sees itself. Sequences that begin there are those that
+    begin at 0 where only distances between positions count."""
+    if mine.absolute or mine.loss_rows != mine.token_rows:
+        return none
+    left = none
+    for place, causal, _ in mine.masks:
+        seen = _square(seen_by(values[place]), mine.sequence)
+        if not causal or seen.dim() != 4:
+            return none
+        itself = seen.diagonal(dim1=-2, dim2=-1)[:, 0].to(torch.int64)  # [B, S]
+        left = torch.where(itself.any(1), itself.argmax(1), 0).expand_as(none)
+    return left
+
+
+def _square(seen: torch.Tensor, sequence: int) -> torch.Tensor:
+    return seen.expand(*seen.shape[:-2], sequence, sequence)
+
+
+def _check_masks(mine: MicroInputs, values, left: torch.Tensor, last: torch.Tensor) -> None:
+    """Rows between padding and the last that counts see what they would without padding."""
+    position = torch.arange(mine.sequence)
+    real = (position >= left[:, None]) & (position <= last[:, None])  # [B, S]
     for place, causal, window in mine.masks:
-        seen = seen_by(values[place])
+        seen = _square(seen_by(values[place]), mine.sequence)
+        seen = seen.reshape((1,) * (4 - seen.dim()) + seen.shape)  # [B, heads, S, S]
         pattern = torch.from_numpy(pattern_of(causal, window, mine.sequence))
-        differs = (seen != pattern).any(-1)  # [.., S]
-        differs = differs.expand(*differs.shape[:-1], mine.sequence)
-        differs = differs.reshape(-1, 1, mine.sequence) if differs.dim() < 2 else differs
-        counts = torch.arange(mine.sequence)[None, :] <= last[:, None]  # [B, S]
-        shape = (counts.shape[0],) + (1,) * (differs.dim() - 2) + (mine.sequence,)
-        if bool((differs & counts.reshape(shape)).any()):
+        pattern = pattern & (position >= left[:, None, None, None])  # [B, 1, S, S]
+        differs = (seen != pattern).any(-1)  # [B, heads, S]
+        if bool((differs & real[:, None, :]).any()):
             raise HeadraceError(
                 "compile_step: attention_mask leaves out positions that targets which count would "
                 "see: only padding after the last such target is supported (on the right, labels "
-                "-100)",
+                "-100), and padding before the first token where positions are relative (rotary)",
                 "unsupported",
             )
 
 
-def _places(rows: torch.Tensor, mine: MicroInputs, planned: MicroInputs) -> torch.Tensor:
-    """Where rows of mine are among those of the plan."""
-    return rows // mine.sequence * planned.sequence + rows % mine.sequence
+def _places(rows, mine: MicroInputs, planned: MicroInputs, left: torch.Tensor) -> torch.Tensor:
+    """Where rows of mine are among those of the plan: without padding on the left."""
+    sequence = rows // mine.sequence
+    return sequence * planned.sequence + rows % mine.sequence - left[sequence]
 
 
 def _check_range(values: torch.Tensor, size: int, what: str) -> None:
@@ -151,9 +221,12 @@ def _shapeless(forward: dict[str, Any]) -> dict[str, Any]:
     """Without what follows from the shape of the batch."""
     forward = copy.deepcopy(forward)
     forward["rows"] = 0
+    for given in forward["inputs"]:
+        given["shape"][0] = 0
     for micro in forward["micro_batches"]:
         for op in micro["ops"]:
             op["attrs"].pop("sequence", None)
+            op["attrs"].pop("row_begin", None)
             for out in op["out"]:
                 out["shape"][0] = 0
     return forward

@@ -53,8 +53,8 @@ class State:
     engine to another, None: where the engines have their scratch files then.
 
     From give() on the model keeps its State, and with it the engine: its values stay its own when
-    the compiled step is dropped. The State knows the model weakly, so that memory and file are given
-    back with the model's last reference, not when cycles are collected."""
+    the compiled step is dropped. The State knows the model weakly, so that memory and file are
+    given back with the model's last reference, not when cycles are collected."""
 
     def __init__(self, model: torch.nn.Module, optimizer, folder: Optional[str]):
         self._model = weakref.ref(model)

@@ -61,7 +61,7 @@ class CompiledStep:
         another value of something else, is captured anew."""
         if self._state.left:
             raise HeadraceError("this compiled step is closed", "usage")
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = capturing.flatten(args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         entry = self._entry_of(args, kwargs, leaves, spec, tensors)
         d = entry.description
@@ -71,12 +71,13 @@ class CompiledStep:
         expected = self._eager_losses(d, tensors)
         self._ready(target)
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        for name, number, values in rows.floats:
-            self._state.engine.write_input(name, values.data_ptr(), values.numel() * 4, number)
+        for name, number, floats in rows.floats:
+            self._state.engine.write_input(name, floats.data_ptr(), floats.numel() * 4, number)
         seed = (self._seed * 0x9E3779B97F4A7C15 + self._steps) % 2**63
-        losses, norm, skipped = self._state.engine.run(
+        means, norm, skipped = self._state.engine.run(
             rows.tokens.data_ptr(), rows.targets.data_ptr(), len(rows.tokens), rates, seed
         )
+        losses = rows.losses(means)
         self._optimizer._opt_called = True  # or schedulers warn that it has not stepped yet
         self._steps += 1
         self.skipped_steps += int(skipped)
@@ -275,7 +276,9 @@ def _take_back(model) -> None:
         if state is not None:
             state.leave()
     for name, p in model.named_parameters():
-        if p.layout == torch.strided and p.untyped_storage().nbytes() < p.numel() * p.element_size():
+        if p.layout != torch.strided:
+            continue
+        if p.untyped_storage().nbytes() < p.numel() * p.element_size():
             raise HeadraceError(
                 f"compile_step: parameter '{name}' is held by a step that was compiled for another "
                 "model; close() that one first",
@@ -315,9 +318,14 @@ def compile_step(
 
     While the engine has them, parameters of the model read as NaN and take no memory. A forward
     outside the step, state_dict(), load_state_dict(), copy.deepcopy() and optimizer.state_dict()
-    bring them back first; for anything else call sync(). The next step lets go of them again. Memory
-    and scratch file are given back by close(), by compiling another step for the model, which closes
-    this one, and with the last reference to the model.
+    bring them back first; for anything else call sync(). The next step lets go of them again.
+    Memory and scratch file are given back by close(), by compiling another step for the model,
+    which closes this one, and with the last reference to the model.
+
+    Of a loss, the mean or the sum over targets may be scaled by numbers and by tensors of one
+    element that do not depend on parameters, as transformers' num_items_in_batch. Padding by an
+    attention_mask is taken on the right, and on the left where positions are relative (rotary);
+    targets that do not count (-100) must be what sees less than without padding.
 
     Sequences that are shorter or fewer than those of the last plan run on it as padding, where at
     least half of its rows are used; other shapes are planned anew (eight descriptions are kept),

@@ -200,7 +200,7 @@ class MeanRows:
 
 @dataclasses.dataclass(eq=False)
 class Loss:
-    """The mean cross entropy over the targets that are not ``ignored``."""
+    """The cross entropy over the targets that are not ``ignored``: their mean, or ``summed``."""
 
     x: Value
     weight: Parameter
@@ -209,6 +209,7 @@ class Loss:
     targets: torch.fx.Node  # [len(rows)], does not depend on parameters
     ignored: int
     smoothing: float = 0.0
+    summed: bool = False
 
 
 # ---- half-recognised ---------------------------------------------------------------------------
@@ -225,10 +226,32 @@ class Partial:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Losses:
-    """sum of factor * loss number k: a scalar."""
+class LossTerm:
+    """factor * loss number ``loss``, times or over scalars that depend on inputs."""
 
-    terms: tuple[tuple[int, float], ...]
+    loss: int
+    factor: float = 1.0
+    scalars: tuple[tuple[torch.fx.Node, bool], ...] = ()  # (scalar, whether it divides)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Losses:
+    """A sum of terms: a scalar."""
+
+    terms: tuple[LossTerm, ...]
+
+    def times(self, factor: float) -> "Losses":
+        return Losses(
+            tuple(dataclasses.replace(t, factor=t.factor * factor) for t in self.terms)
+        )
+
+    def by(self, scalar: torch.fx.Node, divides: bool) -> "Losses":
+        return Losses(
+            tuple(
+                dataclasses.replace(t, scalars=t.scalars + ((scalar, divides),))
+                for t in self.terms
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
