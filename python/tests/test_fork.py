@@ -1,4 +1,4 @@
-"""Processes that fork in the middle of training: workers of a DataLoader, multiprocessing, os.fork().
+"""Processes that fork in the middle of training: workers of a DataLoader, os.fork().
 
 A child has a copy of all objects and none of the threads and transfers behind them: it must end
 without waiting for any, and may not touch what is the parent's.
@@ -20,7 +20,7 @@ from doors import How
 from models import CASES
 
 # A child that hangs is killed after so many seconds: no bound on speed, a child takes one.
-PATIENCE = 60
+PATIENCE = 300
 
 
 @pytest.fixture(autouse=True)
