@@ -18,6 +18,8 @@ backward pass needs is kept, computed again, or moved to a file and brought back
     _runtime    forward and backward, and what lives between them
     _remotes    parameters marked with @remote_memory
     _region     their memory
+    _uses       graphs that read them
+    _outside    modules, state dicts and optimizers that read them
 """
 from __future__ import annotations
 

@@ -17,9 +17,11 @@ from ._buckets import Buckets, has_open_shapes
 from ._emit import Boxed
 from ._options import parse_options
 from ._planner import Ledger
-from ._remotes import Adopter, UsingInference, refuse_unknown, watch_modules
+from ._outside import refuse_unknown, watch_modules
+from ._remotes import Adopter
 from ._runtime import Pass, interface_graphs
 from ._step import build_step
+from ._uses import UsingInference
 
 _ledgers: dict[int, tuple[Any, Ledger]] = {}  # by identity of the options, which are kept alive
 _calls: list[int] = []  # what the process held when torch.compile was called, the oldest call first

@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from . import _ops  # noqa: F401  headrace::store and the others
-from ._remotes import Using, around_uses
 from ._schedule import Action
 from ._step import Op, Step
+from ._uses import Using, around_uses
 
 # The strides of a graph come from meta kernels. Where the real kernel's differ (dropout's backward
 # pass does with a transposed gradient, torch 2.15), a view may be impossible: then it is a copy.

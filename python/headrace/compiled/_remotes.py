@@ -22,25 +22,18 @@ from typing import Any, Iterable, Optional
 
 import torch
 from torch import fx, nn
-from torch.optim.optimizer import (register_optimizer_step_post_hook,
-                                   register_optimizer_step_pre_hook)
 
 from .. import _core
-from .._remote import RemoteMemory, marked_modules, remote_of
-from ..eager._hook import Hook
+from .._remote import RemoteMemory
 from ..eager._remotes import movable
-from ..eager._saved import CHANGED, check_version
 from ._region import Region, pages
-from ._step import Step, refuse, storage_key, tensors_of
+from ._step import refuse, storage_key
 
 BLOCK_BYTES = 8 << 20       # what the spill copies at once
 ROW_BLOCK_BYTES = 64 << 10  # rows are read in blocks of about this size
 
 _at_storage: "weakref.WeakValueDictionary[int, Remote]" = weakref.WeakValueDictionary()
 _wanted: dict[int, tuple["weakref.ref[nn.Parameter]", RemoteMemory]] = {}  # by the parameter's id
-_hooked: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
-_stepping: "weakref.WeakKeyDictionary[Any, list[Remote]]" = weakref.WeakKeyDictionary()
-_threads = threading.local()
 
 
 class Remote:
@@ -117,7 +110,8 @@ class Remote:
         """Its bytes are needed: all, or those of these rows at least."""
         with self.lock, torch.no_grad():
             parameter = self.parameter()
-            if self.users == 0 and parameter is not None and parameter._version != self.version:
+            if self.users == 0 and not self.whole and parameter is not None \
+                    and parameter._version != self.version:
                 raise refuse(f"a parameter of shape {list(parameter.shape)} that is marked "
                              "@remote_memory was written to while it was away; torch.optim and "
                              "load_state_dict() may change it")
@@ -186,6 +180,10 @@ def _forget() -> None:
         remote._blocks, remote.spill = [], None
 
 
+def remotes_exist() -> bool:
+    return bool(_at_storage)
+
+
 def remote_at(tensor: Any) -> Optional[Remote]:
     """Whose bytes a tensor shows."""
     if not _at_storage or not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" \
@@ -194,42 +192,12 @@ def remote_at(tensor: Any) -> Optional[Remote]:
     return _at_storage.get(storage_key(tensor))
 
 
-# ---- which parameters, and how they get there ----
-
-def watch_modules() -> None:
-    """torch.compile was called: marked modules get the hooks that they need besides graphs."""
-    for module in marked_modules():
-        if not isinstance(module, nn.Module):
-            continue
-        for inner in module.modules():
-            for parameter in inner._parameters.values():
-                if parameter is not None and id(parameter) not in _wanted:
-                    _want(parameter, remote_of(module))
-            if inner not in _hooked:
-                _hooked.add(inner)
-                _hook(inner)
-
-
-def _want(parameter: nn.Parameter, asked: RemoteMemory) -> None:
+def want(parameter: nn.Parameter, asked: RemoteMemory) -> None:
+    """It shall leave memory when a graph first gets it."""
     key = id(parameter)
+    if key in _wanted:
+        return
     _wanted[key] = (weakref.ref(parameter, lambda _: _wanted.pop(key, None)), asked)
-
-
-def _hook(module: nn.Module) -> None:
-    module.register_forward_pre_hook(_OutsideGraphs(_enter_module), prepend=True)
-    module.register_forward_hook(_OutsideGraphs(_leave_module), always_call=True)
-    module.register_state_dict_post_hook(Hook(_after_state_dict))
-    module.register_load_state_dict_pre_hook(Hook(_before_load))
-    module.register_load_state_dict_post_hook(Hook(_after_load))
-
-
-def refuse_unknown(gm: fx.GraphModule) -> None:
-    """Modules from before their class was marked have no hooks."""
-    known = {type(module) for module in marked_modules()}
-    for node in gm.graph.nodes:
-        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
-            if getattr(kind, "__headrace_remote__", None) is not None and kind not in known:
-                raise refuse(f"module {path} was made before its class was marked @remote_memory")
 
 
 class Adopter:
@@ -256,215 +224,3 @@ def _spill(folder: Optional[str]) -> Any:
     """One a folder: each has buffers of 8 MiB."""
     spill = next((r.spill for r in _at_storage.values() if r.folder == folder), None)
     return _core.Spill(folder) if spill is None else spill
-
-
-# ---- graphs ----
-
-def enter(tensor: torch.Tensor, rows: Optional[torch.Tensor] = None) -> None:
-    """In a graph: the op that comes next reads the tensor."""
-    remote = remote_at(tensor)
-    if remote is not None:
-        remote.enter(rows)
-        _held().append(remote)
-
-
-def leave(tensor: torch.Tensor) -> None:
-    remote = remote_at(tensor)
-    if remote is not None:
-        _held().remove(remote)
-        remote.leave()
-
-
-def _held() -> list[Remote]:
-    """What graphs that run in this thread have entered."""
-    if not hasattr(_threads, "held"):
-        _threads.held = []
-    return _threads.held
-
-
-def around_uses(graph: fx.Graph, primals: Iterable[fx.Node]) -> None:
-    """Puts enter and leave around each op that reads one of these inputs, itself or by a view."""
-    keys = {storage_key(p.meta["val"]) for p in primals}
-    for node in list(graph.nodes) if keys else ():
-        if node.op != "call_function" or keys & _keys(node) or node.target in (enter, leave):
-            continue  # views read nothing
-        used = {key: a for a in node.all_input_nodes for key in keys & _keys(a)}
-        table = node.args[0] if node.target is torch.ops.aten.embedding.default else None
-        for a in used.values():
-            with graph.inserting_before(node):
-                graph.call_function(enter, (a, node.args[1]) if a is table else (a,))
-            with graph.inserting_after(node):
-                graph.call_function(leave, (a,))
-
-
-def _keys(node: fx.Node) -> set[int]:
-    return {storage_key(t) for t in tensors_of(node.meta.get("val"))}
-
-
-class Using:
-    """A graph that enters remote parameters. When an op of it raises they leave again."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        self.module = module
-
-    def __call__(self, args: list[Any]) -> Any:
-        depth = len(_held())
-        try:
-            return self.module.forward(args)
-        except BaseException:
-            while len(_held()) > depth:
-                _held().pop().leave()
-            raise
-
-
-class UsingInference(Using):
-    """A graph without a backward pass, whose inputs are looked at when they come."""
-
-    def __call__(self, args: list[Any]) -> Any:
-        inputs = [n for n in self.module.graph.nodes if n.op == "placeholder"]
-        output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
-        found = look_for(inputs, args, tensors_meta(output.args[0]))
-        known = self.__dict__.setdefault("known", set())
-        if not found.keys() <= known:
-            around_uses(self.module.graph, found.keys() - known)
-            known |= found.keys()
-            self.module.recompile()
-        return super().__call__(args)
-
-
-def tensors_meta(outputs: Iterable[Any]) -> list[torch.Tensor]:
-    return [t for n in outputs if isinstance(n, fx.Node) for t in tensors_of(n.meta.get("val"))]
-
-
-def look_for(inputs: list[fx.Node], args: list[Any],
-             outputs: list[torch.Tensor]) -> dict[fx.Node, Remote]:
-    """The inputs that are remote now. Those that the graph returns, or views, stay from now on."""
-    escaping = {storage_key(t) for t in outputs}
-    found = {}
-    for node, arg in zip(inputs, args):
-        remote = remote_at(arg)
-        if remote is not None and storage_key(node.meta["val"]) in escaping:
-            remote.stay()
-        elif remote is not None:
-            found[node] = remote
-    return found
-
-
-def note_remote(step: Step, args: list[Any]) -> bool:
-    """Looks at the arguments of a forward pass. True when its plans did not know some of them."""
-    if not _at_storage:
-        return False
-    outputs = tensors_meta((*step.forward_outputs, *step.backward_outputs))
-    found = look_for(step.primals, args, outputs)
-    if found.keys() <= step.remote:
-        return False
-    step.remote |= found.keys()
-    for op in step.ops:
-        op.remote += sum(found[p].room(op.node) for p in op.primals & found.keys())
-    return True
-
-
-# ---- modules outside graphs ----
-
-class _OutsideGraphs(Hook):
-    """Dynamo traces hooks of modules: in its graphs these do nothing."""
-
-    def __call__(self, *args: Any) -> Any:
-        return None if torch.compiler.is_compiling() else super().__call__(*args)
-
-
-def _calls() -> list[tuple[nn.Module, list[Remote], Any]]:
-    """Modules that are being called in this thread."""
-    if not hasattr(_threads, "calls"):
-        _threads.calls = []
-    return _threads.calls
-
-
-def _enter_module(module: nn.Module, args: tuple) -> None:
-    held = [r for r in map(remote_at, module.parameters()) if r is not None]
-    lookup = (type(module).forward is nn.Embedding.forward and module.max_norm is None
-              and len(args) == 1)
-    for remote in held:
-        remote.enter(args[0] if lookup else None)
-    hooks = None
-    if held and torch.is_grad_enabled():
-        hooks = torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
-        hooks.__enter__()
-    _calls().append((module, held, hooks))
-
-
-def _leave_module(module: nn.Module, *_: Any) -> None:
-    # What is above it was left by an exception for which torch calls no hook.
-    while any(called is module for called, _, _ in _calls()):
-        called, held, hooks = _calls().pop()
-        if hooks is not None:
-            hooks.__exit__(None, None, None)
-        for remote in held:
-            remote.leave()
-        if called is module:
-            return
-
-
-def _pack(tensor: torch.Tensor) -> tuple:
-    remote = remote_at(tensor)
-    if remote is None:
-        return None, tensor.detach(), tensor._version
-    return remote, remote.parameter()._version, (tensor.size(), tensor.stride(),
-                                                 tensor.storage_offset())
-
-
-def _unpack(packed: tuple) -> torch.Tensor:
-    remote, version, where = packed
-    if remote is None:
-        check_version(version, where)
-        return version
-    parameter = remote.parameter()
-    if parameter is not None and parameter._version != version:
-        raise RuntimeError(f"{CHANGED}: a remote parameter of shape {list(parameter.shape)}")
-    return remote.value().as_strided(*where)
-
-
-def _own(module: nn.Module) -> list[Remote]:
-    return [r for r in map(remote_at, module._parameters.values()) if r is not None]
-
-
-def _after_state_dict(module: nn.Module, state: dict, prefix: str, *_: Any) -> None:
-    for name, parameter in module._parameters.items():
-        remote = remote_at(parameter)
-        if remote is not None and prefix + name in state:
-            state[prefix + name] = remote.value()
-
-
-def _before_load(module: nn.Module, *_: Any) -> None:
-    _calls().append((module, _own(module), None))
-    for remote in _own(module):
-        remote.enter()
-        remote.changed = True
-
-
-def _after_load(module: nn.Module, *_: Any) -> None:
-    _leave_module(module)
-    watch_modules()  # assign=True: other parameters
-
-
-# ---- the optimizer's step ----
-
-def _before_step(optimizer: Any, *_: Any) -> None:
-    _after_step(optimizer)  # of a step that raised
-    if not _at_storage:
-        return
-    stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    opened = _stepping.setdefault(optimizer, [])
-    for remote in filter(None, map(remote_at, stepped)):
-        remote.enter()
-        remote.changed = True
-        opened.append(remote)
-
-
-def _after_step(optimizer: Any, *_: Any) -> None:
-    for remote in _stepping.pop(optimizer, ()):
-        remote.leave()
-
-
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_after_step)

@@ -19,8 +19,8 @@ from ..eager._saved import check_version
 from ._emit import Emission
 from ._moves import Moves
 from ._planner import Ledger, PassPlans
-from ._remotes import note_remote
 from ._step import Step
+from ._uses import note_remote
 
 TOKEN_BYTES = 8
 _numbers = itertools.count(1)
