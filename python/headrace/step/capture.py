@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import contextlib
 import dataclasses
 import inspect
 import re
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch.fx.experimental import proxy_tensor
@@ -105,6 +106,22 @@ def _check_hooks(model, parameters) -> None:
             )
 
 
+@contextlib.contextmanager
+def _noting_lines(options: dict[str, Any]) -> Iterator[None]:
+    """make_fx with these options notes the line that made each node. torch 2.6 has no option for
+    that, but its tracers have the attribute."""
+    if "record_stack_traces" in inspect.signature(proxy_tensor.make_fx).parameters:
+        options["record_stack_traces"] = True
+        yield
+        return
+    tracer = proxy_tensor.PythonKeyTracer
+    tracer.record_stack_traces = True
+    try:
+        yield
+    finally:
+        del tracer.record_stack_traces
+
+
 def capture(train_step: Callable, model, optimizer, args: tuple, kwargs: dict) -> Capture:
     """Traces train_step(*args, **kwargs). Only shapes of tensors among the arguments matter; all
     other arguments are constants of the step. HeadraceError("unsupported") names what is not
@@ -129,9 +146,7 @@ def capture(train_step: Callable, model, optimizer, args: tuple, kwargs: dict) -
         return [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
 
     options = {"tracing_mode": "fake", "pre_dispatch": True, "_allow_non_fake_inputs": True}
-    if "record_stack_traces" in inspect.signature(proxy_tensor.make_fx).parameters:
-        options["record_stack_traces"] = True
-    with recording(model, optimizer, parameters) as recorder:
+    with recording(model, optimizer, parameters) as recorder, _noting_lines(options):
         try:
             module = proxy_tensor.make_fx(traced, **options)(*[leaves[i] for i in places])
         except (
