@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import headrace
-from headrace.eager import stats
+from headrace.eager import _private, _session, stats
 
 pytestmark = pytest.mark.usefixtures("least_arena")
 WIDTH, ROWS = 160, 256  # one activation: 160 KiB
@@ -183,12 +183,46 @@ def nothing_of_much(x, layer):
     return h * h[:0].exp().sum().exp() + (nothing * nothing.tanh()).sum()
 
 
+def vmapped(x, layer):
+    return torch.vmap(lambda row: F.gelu(layer(row)) * row.tanh())(x)
+
+
+def forward_derivatives(x, layer):
+    return torch.func.jvp(torch.sin, (layer(x),), (x.tanh(),))[1]
+
+
+def second_derivatives(x, layer):
+    h = layer(x)
+    return torch.autograd.grad(h.tanh().square().sum(), h, create_graph=True)[0]
+
+
 @pytest.mark.parametrize("body", [views, changed_untold, in_place, outputs_saved, dropped, shared,
                                   checkpointed, reentrant, complex_numbers, attention, autocast,
-                                  nothing_of_much, without_gradients_inside],
+                                  nothing_of_much, without_gradients_inside, vmapped,
+                                  forward_derivatives, second_derivatives],
                          ids=lambda f: f.__name__)
 def test_whatever_a_layer_saves(body, folder):
     both(folder, body)
+
+
+def test_only_bytes_that_were_saved_twice_are_looked_at_when_a_plan_is_followed(
+        folder, monkeypatch):
+    seen = []
+    fingerprint = _session.fingerprint
+    monkeypatch.setattr(_session, "fingerprint", lambda s: seen.append(s) or fingerprint(s))
+
+    def run(loop):
+        for _ in range(4):
+            seen.clear()
+            loop.step()
+            if loop.fitted:
+                counts.append(len(seen))
+    for body, again in ((plain_body, 0), (lambda x, layer: F.gelu(layer(x)) * x, 1)):
+        counts = []
+        both(folder, body, run=run)
+        recorded, *followed = counts
+        assert recorded >= 8 and followed == [followed[0]] * 3
+        assert followed[0] == 0 if not again else 0 < followed[0] < recorded, counts
 
 
 class ReturnsSaved(torch.autograd.Function):
@@ -669,6 +703,35 @@ def test_an_optimizer_step_that_no_forward_pass_led_to(folder):
             if i % 2:
                 loop.optimizer.step()
     both(folder, run=run, follows=False)
+
+
+@pytest.mark.parametrize("transform", ("grad", "jacrev", "hessian"))
+def test_transforms_that_refuse_our_hooks_are_refused_by_name(transform, folder):
+    """And leave nothing behind: the next steps are as if nothing had been."""
+    def body(x, layer):
+        h = F.gelu(layer(x))
+        if getattr(layer, "transforms", False):
+            h = h + getattr(torch.func, transform)(lambda t: t.square().sum())(h[0])
+        return h
+
+    def run(loop):
+        for i in range(8):
+            loop.model.layers[2].transforms = loop.fitted and i == 4
+            if loop.fitted and i == 4:
+                with pytest.raises(RuntimeError, match="given to headrace.fit are not supported"):
+                    loop.model(torch.randn(ROWS, WIDTH))
+                loop.model.layers[2].transforms = False
+            loop.step()
+    loop = both(folder, body, run=run, follows=False)
+    assert loop.stats().deviations == 1 and loop.stats().followed >= 5
+
+
+def test_a_version_of_torch_that_lacks_what_we_need_is_refused_by_name(monkeypatch):
+    _private.check()
+    monkeypatch.setattr(_private, "NAMES", ("Tensor._version", "Tensor._of_another_day"))
+    with pytest.raises(headrace.HeadraceError, match="no torch.Tensor._of_another_day") as refused:
+        headrace.fit(Net(plain_body), None, "64MiB")
+    assert refused.value.code == "unsupported" and torch.__version__ in str(refused.value)
 
 
 def test_memory_is_refused_by_name():

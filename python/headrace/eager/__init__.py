@@ -12,6 +12,7 @@ import torch
 from headrace import _core
 from headrace._errors import DoesNotFit, HeadraceError
 from headrace._memory import parse_bytes
+from headrace.eager import _private
 from headrace.eager._heap import close_holes
 from headrace.eager._hook import Hook
 from headrace.eager._plans import Settings
@@ -61,11 +62,23 @@ class _Installed:
         if hooks is not None:
             hooks.__exit__(None, None, None)
             self.session.hooked = False
+            _name_refusal(sys.exc_info()[1])
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
         self.session.end()
+
+
+def _name_refusal(error: BaseException | None) -> None:
+    """torch.func.grad and its kin refuse the hooks of autograd that fit() works by, in words that
+    do not say whose they are. A hook cannot raise another error in the place of theirs."""
+    if isinstance(error, RuntimeError) and "support saved tensor hooks" in str(error):
+        error.args = ("torch.func.grad, vjp, jacrev and hessian inside the forward pass of a model "
+                      "that was given to headrace.fit are not supported, as they refuse the hooks "
+                      "for saved tensors that it works by. Call them outside of the model's "
+                      "forward pass, use torch.autograd.grad(..., create_graph=True) there, or "
+                      f"headrace.release(model). torch says: {error}",)
 
 
 def _stack_depth() -> int:
@@ -123,6 +136,7 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
     begins, with the bytes that are missing and what would help. Calling fit() again replaces the
     first call; release(model) undoes it.
     """
+    _private.check()
     release(model)
     _refuse_other_devices(model)
     _refuse_shared(optimizer)

@@ -84,6 +84,7 @@ class Plans:
             if k.states == states and k.order.same_as(order):
                 if covers(signature, k.signature):
                     k.signature = signature
+                k.order.shared |= order.shared
                 return
         self.known = [k for k in self.known if k.signature != signature]
         self._waiting = (signature, order, states)

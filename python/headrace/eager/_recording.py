@@ -29,6 +29,7 @@ class Order:
     sizes: dict[str, int]  # bytes by key and by name of state
     holds: dict[int, list[str]]  # keys that must stay in place during an event besides its own
     aside: set[str]  # keys that go to the scratch file one by one: no event, not in the plan
+    shared: set[str]  # keys that were saved more than once
     copied: set[str]  # keys whose bytes are used beyond the cycle: handed out as copies
     states: set[str]  # those names of sizes that one cycle leaves for the next
     rules: dict[str, dict]  # what was asked for single states
@@ -58,6 +59,7 @@ class Recorder:
         self.sizes: dict[str, int] = {}
         self.last_use: dict[str, int] = {}  # last event that unpacks or holds a key
         self.unpacked: set[str] = set()
+        self.shared: set[str] = set()
         self.dead: dict[str, int] = {}  # event after which nobody could ask for a key any more
         self.lent: dict[str, int] = {}  # bytes of copies in use, by key
         self.saved_bytes = 0  # of keys that somebody can still ask for
@@ -124,7 +126,7 @@ class Recorder:
                 self.events[self.dead[key]].holds.add(key)
         left_out = aside | copied
         order = Order([], [], {**{k: v for k, v in self.sizes.items() if k not in aside}, **states},
-                      {}, aside, copied, set(states), rules, self.others_bytes,
+                      {}, aside, self.shared, copied, set(states), rules, self.others_bytes,
                       self.kept_bytes + sum(states.values()))
         for event in self.events:
             gone = event.key in aside or (event.name.startswith("state:")

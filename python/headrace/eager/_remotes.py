@@ -42,7 +42,7 @@ class Remotes:
         marked = [m for m in model.modules() if remote_of(m) is not None]
         inside = {id(inner) for m in marked for inner in m.modules()}
         elsewhere = {id(p) for m in model.modules() if id(m) not in inside
-                     for p in m._parameters.values() if p is not None}
+                     for p in m.parameters(recurse=False)}
         for module in marked:
             rule = {"remote_memory": remote_of(module).rule()}
             mine = [p for p in module.parameters() if id(p) not in elsewhere and movable(p)]
@@ -56,7 +56,7 @@ class Remotes:
         add = self._handles.append
         self._watch(module, remotes)
         for inner in module.modules():
-            own = [self.of[id(p)] for p in inner._parameters.values() if id(p) in self.of]
+            own = [self.of[id(p)] for p in inner.parameters(recurse=False) if id(p) in self.of]
             if not own:
                 continue
             if inner is not module:  # it may be called again alone, to be recomputed
@@ -149,7 +149,7 @@ class Remotes:
     def _after_state_dict(self, module: nn.Module, state: dict, prefix: str, *_: Any) -> None:
         with self.session.lock:
             self.session.deviate("remote parameters are read in the middle of a cycle")
-            for name, p in module._parameters.items():
+            for name, p in module.named_parameters(recurse=False, remove_duplicate=False):
                 remote = self.of.get(id(p))
                 if remote is not None and remote.home != "memory" and prefix + name in state:
                     state[prefix + name] = remote.value()
@@ -157,7 +157,7 @@ class Remotes:
     def _before_load(self, module: nn.Module, *_: Any) -> None:
         with self.session.lock:
             self.session.deviate("remote parameters are loaded in the middle of a cycle")
-            for p in module._parameters.values():
+            for p in module.parameters(recurse=False):
                 remote = self.of.get(id(p))
                 if remote is not None:
                     with torch.no_grad():
@@ -165,7 +165,7 @@ class Remotes:
 
     def _after_load(self, module: nn.Module, *_: Any) -> None:
         with self.session.lock:
-            for p in module._parameters.values():
+            for p in module.parameters(recurse=False):
                 remote = self.of.get(id(p))
                 if remote is not None and p.stride() == remote.stride and p.numel() > 1:
                     self.session.replace(remote, p.detach())

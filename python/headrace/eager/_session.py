@@ -327,8 +327,11 @@ class Session:
                 saved = self._put(tensor)
                 if shared:
                     storage = tensor.untyped_storage()
+                    stamp = fingerprint(storage) if self._may_come_again(saved) else None
                     self._known[storage._cdata] = (weakref.ref(storage), tensor._version,
-                                                   weakref.ref(saved), fingerprint(storage))
+                                                   weakref.ref(saved), stamp)
+            elif self.recorder is not None:
+                self.recorder.shared.add(saved.key)
         return saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def _find(self, tensor: torch.Tensor) -> Saved | None:
@@ -337,7 +340,14 @@ class Session:
         if known is None or known[0]() is not storage or known[1] != tensor._version:
             return None
         saved = known[2]()
-        return saved if saved is not None and known[3] == fingerprint(storage) else None
+        if saved is None or known[3] is None or known[3] != fingerprint(storage):
+            return None
+        return saved
+
+    def _may_come_again(self, saved: Saved) -> bool:
+        """Whether to look for these bytes in what is saved later: fingerprints take their time.
+        When a plan is followed that knows of no second time, one is a deviation."""
+        return self.mode is not Mode.FOLLOWING or saved.key in self.plans.current.order.shared
 
     def _put(self, tensor: torch.Tensor) -> Saved:
         storage = tensor.untyped_storage()
