@@ -34,8 +34,8 @@ Result<Arena> Arena::create(Bytes bytes) {
   if (kHugePage > head) munmap(base + bytes, static_cast<size_t>(kHugePage - head));
   // Advice only: without it everything works, with more page faults and TLB misses.
   (void)madvise(base, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-  // A fork in the middle of a transfer would share its pages copy-on-write: whoever writes first goes
-  // on with a copy, and what the disk still sends arrives in the other one's (open(2), O_DIRECT).
+  // A fork in the middle of a transfer would share its pages copy-on-write: whoever writes first
+  // goes on with a copy, and what the disk still sends arrives in the other's (open(2), O_DIRECT).
   (void)madvise(base, static_cast<size_t>(bytes), MADV_DONTFORK);
   return Arena(base, bytes);
 }

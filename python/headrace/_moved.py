@@ -3,8 +3,8 @@
 Vocabulary
     key       one piece of bytes (a tensor's whole storage) from the event that packs it on.
     state     bytes that one cycle leaves for the next (optimizer moments).
-    event     "pack:KEY", "unpack:KEY:N" (the N-th), "tick:NAME" or "state:NAME": an op of the Program,
-              in the order in which they happen.
+    event     "pack:KEY", "unpack:KEY:N" (the N-th), "tick:NAME" or "state:NAME": an op of the
+              Program, in the order in which they happen.
     hold      a key whose bytes must stay where they are during an event that does not name it,
               because somebody still uses what an earlier event handed out.
 
@@ -194,7 +194,8 @@ class MovedTensors:
         return self._borrow(key, *self._operand(key, "inputs")).untyped_storage()
 
     def unpack(self, key: str, n: int, like: tuple) -> torch.Tensor:
-        """The same as a tensor. like: (size, stride, offset in elements, dtype) of the packed one."""
+        """The same as a tensor. like: (size, stride, offset in elements, dtype) of what was packed.
+        """
         size, stride, offset, dtype = like
         return torch.empty(0, dtype=dtype).set_(self.storage(key, n), offset, size, stride)
 

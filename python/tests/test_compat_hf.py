@@ -40,7 +40,8 @@ def bert():
 
 
 def vit():
-    # Without biases of q, k and v: that of keys has no gradient but rounding, which Adam makes steps of.
+    # Without biases of q, k and v: that of keys has no gradient but rounding, which Adam makes
+    # steps of.
     return transformers.ViTForImageClassification(transformers.ViTConfig(
         hidden_size=HIDDEN, intermediate_size=2 * HIDDEN, num_hidden_layers=LAYERS,
         num_attention_heads=4, image_size=32, patch_size=4, num_labels=10,
