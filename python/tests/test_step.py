@@ -376,7 +376,7 @@ def test_the_number_of_labels_may_be_any_and_change_from_step_to_step():
     for seed in range(5):
         tokens, mask, labels, items = padded(seed=seed)
         if seed == 3:
-            items = items * 1.75
+            items = items * torch.tensor(1.75, dtype=torch.float64)
         if seed == 4:  # a shorter batch, on the plan of the others
             tokens, mask, labels, items = padded(seed=seed, length=models.LENGTH - 3)
         for a, b in zip(

@@ -1,5 +1,7 @@
 """What compile_step makes of a model is the model: by a slow reference of the engine's ops."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -254,6 +256,7 @@ def test_dropout_of_attention_weights_is_refused_by_name():
     step = plain_step(model, optimizer, lambda t: model(input_ids=t, labels=t).loss)
     message = refusal(step, model, optimizer, models.batch()[0])
     assert "dropout of attention weights (p = 0.1)" in message
+    assert re.search(r"transformers/.*\.py, line \d+: ", message)
 
 
 class Doubled(torch.autograd.Function):

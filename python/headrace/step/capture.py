@@ -13,6 +13,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import inspect
+import os
 import re
 from typing import Any, Callable, Iterator, Optional
 
@@ -22,6 +23,13 @@ from torch.utils import _pytree as pytree  # torch's own; the public one has no 
 from torch._subclasses import fake_tensor
 
 from .events import Event, recording, unsupported
+
+
+# Folders of torch and of this package, wherever they are installed.
+_NOT_THE_USERS = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(file)), "")
+    for file in (torch.__file__, os.path.dirname(__file__))
+)
 
 
 @dataclasses.dataclass
@@ -210,6 +218,6 @@ def line_of(node: Optional[torch.fx.Node]) -> str:
     trace = node.meta.get("stack_trace") if node is not None else None
     found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', trace or "")
     for file, line, code in reversed(found):
-        if "/torch/" not in file:
+        if not file.startswith(_NOT_THE_USERS):
             return f" ({file}, line {line}: {code.strip()})"
     return ""
