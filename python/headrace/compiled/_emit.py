@@ -56,6 +56,7 @@ class _Emitter:
         self.saved: list[fx.Node] = []  # forward's nodes
         self.entry: dict[fx.Node, fx.Node] = {}  # backward's placeholder by forward's node
         self.primals = {p: self._placeholder(p, self.forward) for p in step.primals}
+        self.taken = self.primals  # by the forward graph
         self.stored: list[int] = []
         self.runs = [0] * len(step.ops)
 
@@ -69,6 +70,8 @@ class _Emitter:
         """The new node that stands for `node` now."""
         if node in self.primals:
             return self.primals[node]
+        if node in self.taken:
+            return self._saved(self.taken[node])  # for an op that runs again
         if node in self.views:
             return self.views[node]
         value = self.step.value_of.get(node)

@@ -69,7 +69,7 @@ class Step:
     turn: int
     values: list[Value]
     value_of: dict[fx.Node, int]  # nodes that are not here are outside
-    kept_primals: list[fx.Node]   # those that the backward pass may read
+    kept_primals: list[fx.Node]   # those that the backward pass reads, whatever the plan
     remote: set[fx.Node] = field(default_factory=set)  # primals that come for each use
 
 
@@ -293,19 +293,19 @@ class _Builder:
                 self.values[self.value_of[node]].pinned = True
         return Step(self.module, self.primals, self.tangents, self.forward_outputs,
                     self.backward_outputs, ops, turn, self.values, self.value_of,
-                    [p for p in self.primals if p in self.kept])
+                    [p for p in self.primals if p in self.behind])
 
     def _allow_recompute(self, ops: list[Op]) -> None:
-        # The backward pass may read parameters, and inputs that it reads anyway. Other inputs it
-        # must not hold on to: users may change them in place once the forward pass is over.
+        # What runs again may read parameters, and inputs that the backward pass reads anyway. Other
+        # inputs it must not hold on to: users may change them in place once the forward pass is
+        # over. They may change parameters as well: those are only held by plans that read them.
         behind = set().union(*(op.primals for op in ops if op.backward))
         outs = [n for n in self.backward_outputs if isinstance(n, fx.Node)]
         behind |= set().union(*(self.reads.get(n, set()) for n in outs))
-        self.kept = (self.static | behind) - self.mutated
-        used = set().union(*(op.primals for op in ops)) | behind
-        self.kept &= used
+        self.behind = behind - self.mutated
+        allowed = (self.static | behind) - self.mutated
         for op in ops:
-            if not op.primals <= self.kept:
+            if not op.primals <= allowed:
                 op.recompute = False
 
 
