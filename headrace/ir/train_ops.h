@@ -104,9 +104,9 @@
 //                     Gradients are those of loss_scale * scale * mean over the step's counted
 //                     targets, or with own_mean = 1 over those of this op's rows; scale, 1 where it
 //                     is not there, does not change the losses. With weights = 1 a last operand w,
-//                     f32 [T, 1], takes the mean's place: gradients are those of loss_scale * scale *
-//                     sum of w[t] loss[t]. With smoothing = s the target counts 1 - s and all rows
-//                     of the table together s (label smoothing).
+//                     f32 [T, 1], takes the mean's place: gradients are those of loss_scale *
+//                     scale * sum of w[t] loss[t]. With smoothing = s the target counts 1 - s and
+//                     all rows of the table together s (label smoothing).
 //                     attrs: row_begin, grad, bias, scale, own_mean, weights, smoothing
 //   hr.mean_loss      in: loss [T, 1] of each micro-batch. out: f32 [1, 1], the mean over counted
 //                     targets of the step.

@@ -126,8 +126,8 @@ class Profiler {
   Bytes at_ = 0;
 };
 
-// What has been measured in this process, by number of threads and signature: steps that are planned
-// again (other shapes, another budget) have most of their ops in common.
+// What has been measured in this process, by number of threads and signature: steps that are
+// planned again (another budget, other shapes) have many of their ops in common.
 class Measured {
  public:
   std::optional<Nanos> find(const std::string& what) const {

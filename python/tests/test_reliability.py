@@ -44,7 +44,8 @@ def through(door, memory, folder, case="llama", how=How(), **more):
     return doors.train(case.model(), case.batch, case.loss, how, door, memory, folder, **more)
 
 
-# What a worker needs with the step door depends on what tracing has left in the process: 20 to 50 MiB.
+# What a worker needs with the step door depends on what tracing has left in the process, which is
+# 20 to 50 MiB.
 ENOUGH = {"eager": "40MiB", "compile": "40MiB", "step": "96MiB"}
 
 
