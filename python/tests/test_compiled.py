@@ -90,7 +90,7 @@ def same(a, b):
 
 
 def rooms(search, count=4):
-    least, most = search.least(), search.kept.bytes
+    least, most = search.least(), search.ample.bytes
     return [least + (most - least) * i // (count - 1) for i in range(count)]
 
 
@@ -212,6 +212,23 @@ def test_more_room_is_never_predicted_slower_and_never_exceeded(steps_of):
     for room, draft in drafts:
         assert draft.bytes <= room
     assert search.best(search.least() - 1) is None
+
+
+def test_ample_memory_is_what_computing_cheap_values_again_leaves(steps_of, monkeypatch):
+    """Where there is room for all, what costs next to nothing is not kept, and nothing moves."""
+    monkeypatch.setattr(_search, "AMPLE_FROM", 0)
+    monkeypatch.setattr(_search, "AMPLE_SLOWER", 1.25)
+    steps = steps_of("llama")
+    expected = steps.expected()
+    torch._dynamo.reset()
+    assert same(steps.step(), expected)
+    search, (chosen,) = steps.search(), steps.plans()[0].made
+    assert chosen.draft is search.ample is search.best(1 << 40) is search.best(search.ample.bytes)
+    assert search.ample.bytes < search.kept.bytes
+    assert search.ample.seconds <= search.kept.seconds * 1.25
+    assert chosen.emission.recomputed > 0 and not chosen.emission.moved
+    for steps.room in (search.kept.bytes, search.ample.bytes):
+        assert same(steps.step(), expected) and len(steps.plans()[0].made) == 1
 
 
 def test_moves_survive_dead_code_elimination(steps_of):
@@ -426,8 +443,8 @@ def test_graphs_of_a_broken_model_share_the_memory(folder):
         assert same(shared.step(), expected)
     first, second = shared.plans()
     assert first.made[0].draft.bytes <= first.search.least()       # when nothing else was known
-    assert first.made[-1].draft is first.search.kept               # there is room for everything
-    assert second.made[-1].draft is second.search.kept
+    assert first.made[-1].draft is first.search.ample              # there is room for everything
+    assert second.made[-1].draft is second.search.ample
 
 
 # ---- refusals ----

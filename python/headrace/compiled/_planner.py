@@ -18,6 +18,7 @@ from .._report import note
 from ._emit import Emission, emit
 from ._moves import Mover
 from ._options import Settings
+from ._remotes import away_bytes
 from ._search import Draft, Search
 from ._step import Step
 
@@ -42,8 +43,9 @@ class Ledger:
         self._before: list[PassPlans] = []  # and those of the step before
 
     def grown(self) -> int:
-        """Bytes that the process has grown by."""
-        return max(0, _core.process_memory().rss - self.resident)
+        """Bytes that the process has grown by; less than none by what remote parameters gave
+        back."""
+        return max(-away_bytes(), _core.process_memory().rss - self.resident)
 
     def room(self, own: int) -> int:
         """What is left for a pass that has `own` bytes of its own in use already."""
@@ -113,23 +115,23 @@ class PassPlans:
         after = self.ledger.after()
         if after is None and not self.goes_on:
             return room
-        least, kept = self.search.least(), self.search.kept.bytes
+        least, ample = self.search.least(), self.search.ample.bytes
         if after is None:
             return min(room, least)
         others = [p.search for p in after if p.search is not None]
         spare = room - least - sum(s.least() for s in others)
-        wishes = kept - least + sum(s.kept.bytes - s.least() for s in others)
+        wishes = ample - least + sum(s.ample.bytes - s.least() for s in others)
         if not others or spare >= wishes:
             return room
         if spare <= 0:
             return min(room, least)
-        return least + spare * (kept - least) // wishes
+        return least + spare * (ample - least) // wishes
 
     def _known(self, room: int) -> Optional[Chosen]:
         """A plan that was made, unless there might be a better one for this room."""
         fitting = [c for c in self.made if c.draft.bytes <= room]
-        best = min(fitting, key=lambda c: c.draft.seconds, default=None)
-        if best is None or best.draft.plan is None:
+        best = min(fitting, key=lambda c: c.draft.cost(), default=None)
+        if best is None or (self.search is not None and best.draft is self.search.ample):
             return best
         near = self.ledger.settings.memory * NEW_PLAN_PART
         return best if room - max(c.room for c in fitting) <= near else None
@@ -155,7 +157,7 @@ class PassPlans:
         memory, least = self.ledger.settings.memory, search.least()
         grown = memory - room - MARGIN_BYTES
         # The first step leaves something behind (15 MiB measured for 800 ops): half a margin more.
-        needed = grown + MARGIN_BYTES * 3 // 2 + least + grown // 64
+        needed = max(1, grown + MARGIN_BYTES * 3 // 2 + least + max(0, grown) // 64)
         text = (f"memory={memory >> 20} MiB is not enough for this graph, which needs "
                 f"{needed >> 20} MiB: {least >> 20} MiB that no plan does without, "
                 f"{max(0, grown) >> 20} MiB that the process has grown by already (torch.compile "
