@@ -77,6 +77,7 @@ struct CapturedStep::State {
   size_t groups = 0;
   bool clips = false;
   bool paranoid = false;
+  decltype(CapturedOptions::wrap) wrap;
   TrainPlan plan;
   IndexRanges ranges;
   std::unique_ptr<CapturedState> parameters;
@@ -104,6 +105,7 @@ Result<std::unique_ptr<CapturedStep>> CapturedStep::plan(std::string_view forwar
   s->groups = optimizer.groups.size();
   s->clips = optimizer.clip_norm > 0;
   s->paranoid = options.paranoid;
+  s->wrap = options.wrap;
   StepOptions o;
   o.threads = options.threads;
   o.guard = true;
@@ -129,6 +131,7 @@ Status CapturedStep::start() {
   EngineOptions options;
   options.threads = s.plan.options.threads;
   options.paranoid = s.paranoid;
+  options.wrap = s.wrap;
   options.tiers.resize(1);
   for (const StateTier& tier : s.plan.options.tiers) options.tiers.push_back({tier.folder, ""});
   HR_ASSIGN(s.engine, TrainEngine::start(s.plan.plan.program, options));

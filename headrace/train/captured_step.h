@@ -107,6 +107,7 @@ struct CapturedOptions {
   bool profile = true;       // measure ops here first; false: predict them
   bool paranoid = false;
   Bytes arena_bytes = 0;     // tests: see TrainOptions
+  std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>, size_t t)> wrap;  // see EngineOptions
 };
 
 // What a step is given beside its inputs.

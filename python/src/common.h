@@ -14,10 +14,12 @@
 
 #include <unistd.h>
 
+#include <functional>
 #include <mutex>
 #include <span>
 
 #include "headrace/session/workload_plan.h"
+#include "headrace/tier/fault_tier.h"
 
 namespace headrace::python {
 
@@ -49,16 +51,16 @@ inline std::span<std::byte> memory_at(uint64_t address, int64_t bytes) {
 }
 
 // The lock around something that has threads, rings and transfers: they are those of the process
-// that made it. In a fork of that process (a worker of a DataLoader, multiprocessing) there are none
-// to wait for, and another thread may have held the lock: it is refused there, and whoever ends the
-// thing there leaves it as it is.
+// that made it. In a fork of that process (a worker of a DataLoader, multiprocessing) there are
+// none to wait for, and another thread may have held the lock: it is refused there, and whoever
+// ends the thing there leaves it as it is.
 class OwnersLock {
  public:
   bool mine() const { return ::getpid() == owner_; }
   void lock() {
     if (!mine()) {
-      throw Raised{error(Code::kUsage, "process %d is a fork of process %d, which has the engine and "
-                         "the scratch files of headrace: only that one can use them",
+      throw Raised{error(Code::kUsage, "process %d is a fork of process %d, which has the engine "
+                         "and the scratch files of headrace: only that one can use them",
                          static_cast<int>(::getpid()), static_cast<int>(owner_)), nullptr};
     }
     mutex_.lock();
@@ -69,6 +71,19 @@ class OwnersLock {
   const pid_t owner_ = ::getpid();
   std::mutex mutex_;
 };
+
+// For tests: what goes around the tiers of an engine so that each transfer starts late, after up to
+// a few polls by `seed`, out of order, with NaN where it will arrive. 0: nothing does.
+inline std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>, size_t)> delayed(uint64_t seed) {
+  if (seed == 0) return {};
+  return [seed](std::unique_ptr<Tier> tier, size_t t) {
+    FaultPlan plan;
+    plan.reorder_polls = 5;
+    plan.seed = seed + t;
+    plan.max_tickets = 1024;  // as many as engines ask of their files
+    return make_fault_tier(std::move(tier), plan);
+  };
+}
 
 void write_text(const std::string& path, const std::string& text);
 

@@ -80,7 +80,7 @@ nb::object dlpack(Borrowed& borrowed) {
 class Engine {
  public:
   Engine(std::shared_ptr<Plan> plan, const std::optional<std::string>& folder, int threads,
-         bool paranoid)
+         bool paranoid, uint64_t delays)
       : plan_(std::move(plan)) {
     const Program& p = program();
     const std::string& planned = plan_->planned.folder;
@@ -101,6 +101,7 @@ class Engine {
     o.threads = threads;
     o.caller_computes = true;
     o.paranoid = paranoid;
+    o.wrap = delayed(delays);
     engine_ = check(TrainEngine::start(p, o));
     rows_.tokens = {0};  // workloads have no rows; a run has at least one
   }
@@ -258,11 +259,13 @@ void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", nb::is_weak_referenceable(),
                      "The arena, the scratch file and the executor of one plan, whose ops the "
                      "caller computes. After an error nothing runs any more. Thread-safe.")
-      .def(nb::init<std::shared_ptr<Plan>, const std::optional<std::string>&, int, bool>(),
+      .def(nb::init<std::shared_ptr<Plan>, const std::optional<std::string>&, int, bool,
+                    uint64_t>(),
            nb::arg("plan"), nb::arg("folder") = nb::none(), nb::arg("threads") = 1,
-           nb::arg("paranoid") = false, Unlocked(),
+           nb::arg("paranoid") = false, nb::arg("delays") = 0, Unlocked(),
            "folder: of the scratch file, which has no name there; None: where it was planned for. "
-           "paranoid: freed memory is filled with NaN, and what comes back is checked.")
+           "paranoid: freed memory is filled with NaN, and what comes back is checked. delays: for "
+           "tests, transfers start late and out of order, by this seed; 0: they do not.")
       .def("begin", &Engine::begin, Unlocked(), "Begins a run.")
       .def("next", &Engine::next, Unlocked(),
            "Says that the op of the last turn has been computed, waits for what the next one "

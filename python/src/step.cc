@@ -20,7 +20,7 @@ class Step {
  public:
   Step(const std::string& forward, const std::string& optimizer, int64_t memory,
        const std::optional<std::string>& folder, int threads, int64_t baseline, bool profile,
-       const Machine* machine, bool paranoid, int64_t arena) {
+       const Machine* machine, bool paranoid, int64_t arena, uint64_t delays) {
     if (memory <= 0) {
       fail(error(Code::kUsage, "memory of %lld bytes", static_cast<long long>(memory)));
     }
@@ -40,6 +40,7 @@ class Step {
     o.profile = profile;
     o.paranoid = paranoid;
     o.arena_bytes = arena;
+    o.wrap = delayed(delays);
     TrainRefusal refusal;
     auto step = CapturedStep::plan(forward, optimizer, o, &refusal);
     if (!step.ok() && refusal.needed_bytes > 0) {
@@ -176,14 +177,14 @@ void bind_step(nb::module_& m) {
                    "Thread-safe.")
       .def(nb::init<const std::string&, const std::string&, int64_t,
                     const std::optional<std::string>&, int, int64_t, bool, const Machine*, bool,
-                    int64_t>(),
+                    int64_t, uint64_t>(),
            nb::arg("forward"), nb::arg("optimizer"), nb::arg("memory"), nb::kw_only(),
            nb::arg("folder") = nb::none(), nb::arg("threads") = 0, nb::arg("baseline_bytes") = 0,
            nb::arg("profile") = true, nb::arg("machine") = nb::none(), nb::arg("paranoid") = false,
-           nb::arg("arena_bytes") = 0, Unlocked(),
+           nb::arg("arena_bytes") = 0, nb::arg("delays") = 0, Unlocked(),
            "Plans; nothing runs yet. memory: bytes that the process may grow by, above "
            "baseline_bytes (0: what is resident now). threads 0: all CPUs. arena_bytes: at most so "
-           "much of it is used (0: all).")
+           "much of it is used (0: all). delays: as Engine's.")
       .def("start", &Step::start, Unlocked(), "Takes memory and scratch file; all state is zero.")
       .def("close", &Step::close, Unlocked(), "Gives both back.")
       .def("bytes_of", &Step::bytes_of, nb::arg("name"), nb::arg("state") = 0,
