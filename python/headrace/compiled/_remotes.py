@@ -184,6 +184,11 @@ def remotes_exist() -> bool:
     return bool(_at_storage)
 
 
+def away_bytes() -> int:
+    """What is out of memory between uses."""
+    return sum(remote.away for remote in list(_at_storage.values()))
+
+
 def remote_at(tensor: Any) -> Optional[Remote]:
     """Whose bytes a tensor shows."""
     if not _at_storage or not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" \
