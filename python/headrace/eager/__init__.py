@@ -121,6 +121,10 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
     measured in the first step and again in each step that is recorded; the plan takes what they
     leave.
 
+    A process that is forked from this one (a worker of a DataLoader) may have and drop the model;
+    what would need the scratch file there is a HeadraceError. torch.func.grad, vjp, jacrev and
+    hessian inside the model's forward pass are refused, as they refuse hooks of saved tensors.
+
     Args:
         model: on the CPU. Its forward passes with gradients are watched; others are left alone.
         optimizer: of torch.optim. State of LBFGS and of optimizers from elsewhere stays in memory.
