@@ -417,16 +417,21 @@ TEST_F(Serve, PromptsThatWereReadAreFoundAfterARestartAndAfterAKill) {
 TEST_F(Serve, ADiskThatTakesNothingLosesNobodyAndChangesNoText) {
   start({"--context", "1024", "--parallel", "2", "--speculate", "0", "--kv-dir", folder_.path(),
          "--prefix-store", folder_ / "store"}, "96MiB");
-  const auto ask_all = [this] {
+  const auto ask_one = [this](int i, int tokens) {
+    return complete(std::string(260, static_cast<char>('a' + i)), tokens, {{"priority", i}});
+  };
+  // Of the first `count` at once.
+  const auto begin = [&](int count, int tokens) {
     std::vector<std::future<std::string>> texts;
-    for (int i = 0; i < 6; ++i) {
-      texts.push_back(std::async(std::launch::async, [this, i] {
-        return complete(std::string(260, static_cast<char>('a' + i)), 24, {{"priority", i}});
-      }));
+    for (int i = 0; i < count; ++i) {
+      texts.push_back(std::async(std::launch::async, ask_one, i, tokens));
     }
-    std::vector<std::string> said;
-    for (auto& text : texts) said.push_back(text.get());
-    return said;
+    return texts;
+  };
+  const auto said = [](std::vector<std::future<std::string>> texts) {
+    std::vector<std::string> out;
+    for (auto& text : texts) out.push_back(text.get());
+    return out;
   };
   const auto take = [this](rlim_t bytes) {
     const rlimit limit = {bytes, RLIM_INFINITY};
@@ -438,13 +443,19 @@ TEST_F(Serve, ADiskThatTakesNothingLosesNobodyAndChangesNoText) {
   };
   EXPECT_TRUE(store_writes("1"));
   take(0);
-  const std::vector<std::string> without = ask_all();
+  const std::vector<std::string> without = said(begin(6, 24)), long_ones = said(begin(2, 60));
   EXPECT_TRUE(store_writes("0"));
   EXPECT_EQ(live()["preemptions"], 0) << "nobody could leave";
   EXPECT_EQ(entries_in(folder_ / "store"), 0u);
   take(RLIM_INFINITY);
+  EXPECT_EQ(said(begin(6, 24)), without);
+  // Whoever has begun leaves for one that is more urgent.
   wait_until([&] {
-    EXPECT_EQ(ask_all(), without);
+    const int64_t before = live()["generated_tokens"];
+    auto texts = begin(2, 60);
+    wait_until([&] { return live()["generated_tokens"] >= before + 16; });
+    EXPECT_EQ(ask_one(5, 24), without[5]);
+    EXPECT_EQ(said(std::move(texts)), long_ones);
     return live()["preemptions"] > 0;
   });
   EXPECT_EQ(live()["jobs_failed"], 0);
