@@ -36,8 +36,8 @@ def last_run() -> Any:
     global _plan
     if _plan is None:
         raise HeadraceError(
-            "no training step has ended yet under headrace.fit, headrace.compile_step or "
-            "torch.compile(backend=\"headrace\"); headrace.plan(...) has timeline_html() of its own")
+            "no training step has ended yet under headrace.fit, compile_step or "
+            "torch.compile(backend=\"headrace\"); plans have timeline_html() of their own")
     if callable(_plan):
         _plan = _plan()
     engine = None if _engine is None else _engine()
