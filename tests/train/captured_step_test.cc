@@ -24,15 +24,10 @@ using test::captured_optimizer;
 using test::hashed_parameters;
 using test::hashed_rows;
 using test::PlainTrainStep;
+using test::StepCase;
 using ::testing::HasSubstr;
 
 constexpr int kSteps = 5;
-
-struct Case {
-  StepModel model;
-  OptimizerConfig optimizer;
-  StepShape shape;
-};
 
 CapturedOptions options(Bytes arena = 0) {
   CapturedOptions o;
@@ -102,7 +97,7 @@ std::vector<float> plain_values(const PlainTrainStep& plain, const std::string& 
   return first->transposed ? turned(out, first->rows, first->cols) : out;
 }
 
-PlainTrainStep plain_step(const Case& c) {
+PlainTrainStep plain_step(const StepCase& c) {
   auto step = build_train_step(c.model, c.shape, c.optimizer, {.guard = true});
   EXPECT_TRUE(step.ok()) << step.status().message();
   PlainTrainStep plain(std::move(*step));
@@ -123,29 +118,11 @@ CapturedRows captured(const StepRows& rows, std::span<const double> rates) {
   return {.tokens = rows.tokens, .targets = rows.targets, .rates = rates, .seed = rows.seed};
 }
 
-// Every family and precision, clipping, dropout, LoRA and frozen parts, a few at a time.
-std::vector<Case> cases() {
-  std::vector<Case> out;
-  for (const StepModel& model : test::small_models()) {
-    out.push_back({model, {}, test::small_shape(2)});
-  }
-  out[0].shape.micro_batches = 1;
-  out[1].model.precision = Precision::kBf16;
-  out[1].model.dropout = 0.1;
-  out[1].shape.micro_batches = 3;
-  out[2].model.precision = Precision::kBf16Stochastic;
-  out[2].model.frozen = {"layers.0", "norm"};
-  out[2].optimizer.kind = "sgd";
-  out[3].optimizer.clip_norm = 0.5;
-  out.push_back(out[0]);
-  out[4].model.lora = {.rank = 4, .alpha = 8, .targets = {"q_proj", "v_proj", "down_proj"}};
-  out[4].model.lora_dropout = 0.1;
-  return out;
-}
-
 TEST(CapturedStep, GivesTheBitsOfTheStepThatIsBuiltHereAtEveryBudget) {
   const std::vector<double> rates = {0.01, 0.01};
-  for (const Case& c : cases()) {
+  std::vector<StepCase> cases = test::step_cases();
+  for (const size_t i : {0, 4}) cases[i].shape.micro_batches = 1;
+  for (const StepCase& c : cases) {
     PlainTrainStep plain = plain_step(c);
     std::vector<StepRows> rows;
     std::vector<double> losses, norms;

@@ -14,43 +14,26 @@ using test::hashed_rows;
 using test::Kind;
 using test::PlainTrainStep;
 using test::set_hashed_parameters;
-using test::small_models;
+using test::StepCase;
 using test::StepRig;
 
 constexpr int kSteps = 3;
 
-struct Case {
-  StepModel model;
-  OptimizerConfig optimizer;
-  StepShape shape;
-};
-
-// Every family and precision, clipping, dropout, LoRA and frozen parts, a few at a time.
-std::vector<Case> cases() {
-  std::vector<Case> out;
-  for (const StepModel& model : small_models()) out.push_back({model, {}, test::small_shape(2)});
-  out[0].optimizer.clip_norm = 0.5;
-  out[0].model.table_tile = 4096;
-  out[1].model.dropout = 0.1;
-  out[1].model.precision = Precision::kBf16;
-  out[1].shape.micro_batches = 3;
-  out[2].model.precision = Precision::kBf16Stochastic;
-  out[2].model.frozen = {"layers.0", "norm"};
-  out[2].optimizer.kind = "sgd";
-  out[3].optimizer.clip_norm = 0.5;
-  out.push_back(out[0]);
-  out[4].model.name = "small llama, LoRA";
-  out[4].model.lora = {.rank = 4, .alpha = 8, .targets = {"q_proj", "v_proj", "down_proj"}};
-  out[4].model.lora_dropout = 0.1;
+std::vector<StepCase> cases() {
+  std::vector<StepCase> out = test::step_cases();
+  for (const size_t i : {0, 4}) {
+    out[i].optimizer.clip_norm = 0.5;
+    out[i].model.table_tile = 4096;
+  }
   out.push_back(out[3]);
   out[5].model.name = "small gpt2, f16";
   out[5].model.precision = Precision::kF16;
   out[5].optimizer.clip_norm = 0;
-  for (Case& c : out) c.model.layers = c.model.dropout > 0 ? 1 : 2;
+  for (StepCase& c : out) c.model.layers = c.model.dropout > 0 ? 1 : 2;
   return out;
 }
 
-TrainStep built(const Case& c, MicroOrder order) {
+TrainStep built(const StepCase& c, MicroOrder order) {
   StepShape shape = c.shape;
   shape.order = order;
   Result<TrainStep> step = build_train_step(c.model, shape, c.optimizer, {.guard = true});
@@ -111,7 +94,7 @@ TEST(PlannedTrainStep, IsBitEqualToThePlainStepAtEveryBudgetAndInBothOrders) {
   machine.tiers = {{"device", 0, 0, 0, 0},
                    {"file", Bytes{1} << 30, 2e9, 1e9, 1000},
                    {"host", Bytes{1} << 18, 8e9, 8e9, 1000}};
-  for (const Case& c : cases()) {
+  for (const StepCase& c : cases()) {
     PlainTrainStep plain(built(c, MicroOrder::kBatchMajor));
     set_hashed_parameters(plain);
     const PlainTrainStep& start = plain;

@@ -1,4 +1,4 @@
-// Small models of every family, for tests of training steps.
+// Small models of every family and steps of them, for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -68,6 +68,31 @@ inline std::vector<StepModel> small_models() {
 inline StepShape small_shape(int64_t micro_batches = 1,
                              MicroOrder order = MicroOrder::kBatchMajor) {
   return {.sequences = 4, .sequence = 12, .micro_batches = micro_batches, .order = order};
+}
+
+struct StepCase {
+  StepModel model;
+  OptimizerConfig optimizer;
+  StepShape shape;
+};
+
+// Every family and precision, clipping, dropout, LoRA (the last one) and frozen parts, a few at a
+// time.
+inline std::vector<StepCase> step_cases() {
+  std::vector<StepCase> out;
+  for (const StepModel& model : small_models()) out.push_back({model, {}, small_shape(2)});
+  out[1].model.precision = Precision::kBf16;
+  out[1].model.dropout = 0.1;
+  out[1].shape.micro_batches = 3;
+  out[2].model.precision = Precision::kBf16Stochastic;
+  out[2].model.frozen = {"layers.0", "norm"};
+  out[2].optimizer.kind = "sgd";
+  out[3].optimizer.clip_norm = 0.5;
+  out.push_back(out[0]);
+  out[4].model.name += ", LoRA";
+  out[4].model.lora = {.rank = 4, .alpha = 8, .targets = {"q_proj", "v_proj", "down_proj"}};
+  out[4].model.lora_dropout = 0.1;
+  return out;
 }
 
 }  // namespace headrace::test
