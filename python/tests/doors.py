@@ -16,7 +16,7 @@ from torch import nn
 
 import headrace
 import headrace.eager
-from headrace.compiled import _planner
+from headrace.compiled import _planner, _search
 from headrace.eager import _plans, _saved
 
 DOORS = ("eager", "compile", "step")
@@ -239,6 +239,15 @@ def moving(slack: float = 1.0):
     with unittest.mock.patch.object(_plans.Plans, "_plan", eager_plan), \
             unittest.mock.patch.object(_saved, "SMALLEST_BYTES", 4096), \
             unittest.mock.patch.object(_planner.PassPlans, "_room", compiled_room):
+        yield
+
+
+@contextlib.contextmanager
+def only_moves():
+    """Inside, the compile door computes nothing again: of what can leave memory, all moves. The
+    least memory of small models is otherwise one in which nothing does."""
+    with unittest.mock.patch.object(_search.Search, "_still_draft", lambda search, room: None), \
+            unittest.mock.patch.object(_search, "ENGINE_BYTES", 0):
         yield
 
 
