@@ -94,7 +94,13 @@ def compile(s):
     raw = [free, least, plain]
     if not free or not least or "needed_bytes" not in least:
         return table + [["not measured", "", "", "", "", ""]], raw
-    low, high = least["needed_bytes"], max(free["peak_growth"], least["needed_bytes"] + MIB)
+    low = least["needed_bytes"]
+    while True:  # the second step is refused with more: the optimizer's state is there by then
+        refused = s.door("compile", memory=low, steps=3)
+        if not refused or refused.get("needed_bytes", 0) <= low:
+            break
+        low = refused["needed_bytes"]
+    high = max(free["peak_growth"], low + MIB)
     count = 3 if s.args.quick else 10
     for i in range(count):
         request = int(low * (high / low) ** (i / (count - 1)))

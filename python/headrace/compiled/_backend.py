@@ -39,8 +39,14 @@ def note_import() -> None:
     while frame is not None and not frame.f_code.co_filename.endswith(
             os.path.join("torch", "__init__.py")):
         frame = frame.f_back
-    # Dynamo may have been there long before; it has not if it never saw a frame.
-    _imported[0] = frame is not None and not torch._dynamo.utils.counters["frames"]
+    _imported[0] = frame is not None and not _dynamo_was_there()
+
+
+def _dynamo_was_there() -> bool:
+    """Dynamo has seen a frame, or an optimizer was made, which imports it (torch notes that at the
+    method). Counted as growth all the same, it would be 170 MiB that no plan may have."""
+    adding = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    return bool(torch._dynamo.utils.counters["frames"]) or hasattr(adding, "__dynamo_disable")
 
 
 def _note_call() -> None:

@@ -162,7 +162,8 @@ class PassPlans:
                 f"{needed >> 20} MiB: {least >> 20} MiB that no plan does without, "
                 f"{max(0, grown) >> 20} MiB that the process has grown by already (torch.compile "
                 "itself, gradients, the optimizer's state, what other graphs have saved), and "
-                f"{(needed - least - grown) >> 20} MiB for what it still grows by.")
+                f"{(needed - least - grown) >> 20} MiB for what it still grows by. What the "
+                "optimizer's first step makes, like AdamW's moments, comes on top of that.")
         return DoesNotFit(text, needed, memory, [f"memory={needed}", "a smaller batch"])
 
 
