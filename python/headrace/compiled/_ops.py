@@ -7,8 +7,8 @@
 
 A token is int64 [1], the number of what was stored. What the ops do is the Mover's (_moves);
 `mover` is its number. size, stride and dtype are what the graph says of the tensor; it comes back
-as it was stored, which may be with other strides. The ops are no pure functions: dead-code elimination and reordering leave them
-where they are.
+as it was stored, which may be with other strides. The ops are no pure
+functions: dead-code elimination and reordering leave them where they are.
 """
 from __future__ import annotations
 
