@@ -293,8 +293,9 @@ class BatchPlanner {
   std::shared_ptr<const Graph> fewest_graph_;
 };
 
-Status does_not_fit(const Model& model, const BatchOptions& options, const Status& why) {
-  const Result<Bytes> least = least_batch_memory(model, options);
+Status does_not_fit(const Model& model, const BatchOptions& options, const ProcessMemory& now,
+                    const Status& why) {
+  const Result<Bytes> least = least_batch_memory(model, options, now);
   if (!least.ok()) return least.status();
   const Bytes missing = std::max<Bytes>(kPage, *least - options.memory_bytes);
   const bool exact = options.kv_format == KvFormat::kF16 || options.kv_format == KvFormat::kBF16;
@@ -347,9 +348,9 @@ BlockCacheOptions block_cache_sizes(const ModelConfig& config, const BatchPlan& 
   return out;
 }
 
-Result<BatchPlan> plan_batch(const Model& model, const BatchOptions& options) {
+Result<BatchPlan> plan_batch(const Model& model, const BatchOptions& options,
+                             const ProcessMemory& now) {
   HR_TRY(check(model, options));
-  const ProcessMemory now = process_memory();
   const std::vector<int64_t> tried = contexts(model.config, options);
   Status why;
   for (int64_t context : tried) {
@@ -359,13 +360,13 @@ Result<BatchPlan> plan_batch(const Model& model, const BatchOptions& options) {
     if (plan.ok() || plan.status().code() != Code::kDoesNotFit) return plan;
     why = plan.status();
   }
-  return does_not_fit(model, options, why);
+  return does_not_fit(model, options, now, why);
 }
 
-Result<Bytes> least_batch_memory(const Model& model, const BatchOptions& options) {
+Result<Bytes> least_batch_memory(const Model& model, const BatchOptions& options,
+                                 const ProcessMemory& now) {
   HR_TRY(check(model, options));
-  return BatchPlanner(model, options, process_memory(), contexts(model.config, options).back())
-      .least();
+  return BatchPlanner(model, options, now, contexts(model.config, options).back()).least();
 }
 
 }  // namespace headrace

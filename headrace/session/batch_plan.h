@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "headrace/base/ledger.h"
+#include "headrace/base/system_memory.h"
 #include "headrace/kv/block_cache.h"
 #include "headrace/plan/plan.h"
 #include "headrace/session/model.h"
@@ -81,9 +82,12 @@ struct BatchPlan {
 // are within 1 % of the best, the largest. At least one sequence of the whole context fits. kUsage:
 // an option out of range, naming it; kUnsupported as plan_session; kIo: the folder cannot be looked
 // at.
-Result<BatchPlan> plan_batch(const Model& model, const BatchOptions& options);
+// now: what the process holds, which is part of the question.
+Result<BatchPlan> plan_batch(const Model& model, const BatchOptions& options,
+                             const ProcessMemory& now = process_memory());
 // The least memory_bytes that plan_batch accepts, all else as in `options`; plans nothing.
-Result<Bytes> least_batch_memory(const Model& model, const BatchOptions& options);
+Result<Bytes> least_batch_memory(const Model& model, const BatchOptions& options,
+                                 const ProcessMemory& now = process_memory());
 
 // Sizes of the plan's block cache; all spans are empty, and the tier is object 0.
 BlockCacheOptions block_cache_sizes(const ModelConfig& config, const BatchPlan& plan);

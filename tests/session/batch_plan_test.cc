@@ -24,10 +24,11 @@ BatchOptions options(int32_t places = 8) {
 }
 
 Result<BatchPlan> plan_with(const Model& model, BatchOptions o, Bytes above) {
-  const auto least = least_batch_memory(model, o);
+  const ProcessMemory now = process_memory();
+  const auto least = least_batch_memory(model, o, now);
   EXPECT_TRUE(least.ok()) << least.status().message();
   o.memory_bytes = *least + above;
-  return plan_batch(model, o);
+  return plan_batch(model, o, now);
 }
 
 TEST(BatchPlan, HoldsItsBudgetAndTheLeastBudgetIsEnough) {
@@ -66,8 +67,9 @@ TEST(BatchPlan, WhatDoesNotFitSaysWhatWould) {
 TEST(BatchPlan, IsTheSameForTheSameQuestion) {
   const SmallModel m(test::streamed_llama());
   BatchOptions o = options();
-  o.memory_bytes = *least_batch_memory(*m.model, o) + 8 * kMiB;
-  const auto a = plan_batch(*m.model, o), b = plan_batch(*m.model, o);
+  const ProcessMemory now = process_memory();
+  o.memory_bytes = *least_batch_memory(*m.model, o, now) + 8 * kMiB;
+  const auto a = plan_batch(*m.model, o, now), b = plan_batch(*m.model, o, now);
   ASSERT_TRUE(a.ok() && b.ok());
   EXPECT_EQ(a->options.blocks, b->options.blocks);
   EXPECT_EQ(to_text(a->step), to_text(b->step));
