@@ -18,14 +18,15 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import headrace  # noqa: E402
 import headrace.compiled  # noqa: E402
 from headrace import _core  # noqa: E402
 from headrace.compiled import _outside, _planner, _remotes  # noqa: E402
+from remote_models import (  # noqa: E402
+    TABLE, WIDTH, Block, FarBlock, FarLayer, FarTable, Layer, Net)
 
-WIDTH, ROWS, TABLE = 160, 96, 500
+ROWS = 96
 MIB = 1 << 20
 
 
@@ -48,66 +49,6 @@ def room(request, monkeypatch):
                 return choose(plans)
             return plans.search.least()
         monkeypatch.setattr(_planner.PassPlans, "_room", tight)
-
-
-class Layer(nn.Linear):
-    def forward(self, x):
-        return x + F.gelu(super().forward(x))
-
-
-@headrace.remote_memory(max_size="128MB", prefetch_priority=0.8)
-class FarLayer(Layer):
-    pass
-
-
-@headrace.remote_memory()
-class FarTable(nn.Embedding):
-    pass
-
-
-class Block(nn.Module):
-    """Parameters of inner modules, one of which the module itself reads."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.recompute, self.broken = None, False
-
-    def body(self, x):
-        h = F.gelu(self.first(x))
-        if self.broken:
-            torch._dynamo.graph_break()
-        return h @ self.second.weight if self.recompute is None else self.second(h)
-
-    def forward(self, x):
-        if self.recompute is None:
-            return self.body(x)
-        return checkpoint(self.body, x, use_reentrant=self.recompute)
-
-
-@headrace.remote_memory()
-class FarBlock(Block):
-    pass
-
-
-class Net(nn.Module):
-    def __init__(self, far, middle=None, tied=False):
-        super().__init__()
-        self.table = (FarTable if far else nn.Embedding)(TABLE, WIDTH)
-        layer = FarLayer if far else Layer
-        self.layers = nn.ModuleList([layer(WIDTH, WIDTH), Layer(WIDTH, WIDTH),
-                                     layer(WIDTH, WIDTH)])
-        self.middle, self.tied = middle, tied
-
-    def forward(self, rows):
-        x = self.table(rows)
-        for layer in self.layers:
-            x = layer(x)
-        if self.middle is not None:
-            x = self.middle(x) + self.middle(x.tanh())
-        if self.tied:
-            x = F.linear(x, self.table.weight)
-        return x.square().mean()
 
 
 def remotes(model):
@@ -189,8 +130,7 @@ def test_a_frozen_table_and_frozen_layers(folder, room):
 @pytest.mark.parametrize("recompute", [None, False, True])
 def test_modules_inside_a_marked_one(recompute, folder, room):
     def build(far):
-        block = (FarBlock if far else Block)()
-        block.recompute = recompute
+        block = (FarBlock if far else Block)(recompute)
         return Net(far, block)
     compare(folder, build=build, fullgraph=not recompute,
             expected=(*ALL, "middle.first.weight", "middle.second.weight"))

@@ -3,67 +3,14 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import headrace
 from headrace.eager import stats
+from remote_models import TABLE, WIDTH, Block, FarBlock, FarTable, Net
 
 pytestmark = pytest.mark.usefixtures("least_arena")
-WIDTH, ROWS, TABLE = 160, 256, 500
-
-
-class Layer(nn.Linear):
-    def forward(self, x):
-        return x + F.gelu(super().forward(x))
-
-
-@headrace.remote_memory(max_size="128MB", prefetch_priority=0.8)
-class FarLayer(Layer):
-    pass
-
-
-@headrace.remote_memory()
-class FarTable(nn.Embedding):
-    pass
-
-
-@headrace.remote_memory()
-class FarBlock(nn.Module):
-    """Parameters of inner modules, one of which the module itself reads."""
-
-    def __init__(self, recompute=None):
-        super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.recompute = recompute
-
-    def body(self, x):
-        h = F.gelu(self.first(x))
-        return h @ self.second.weight if self.recompute is None else self.second(h)
-
-    def forward(self, x):
-        if self.recompute is None:
-            return self.body(x)
-        return checkpoint(self.body, x, use_reentrant=self.recompute)
-
-
-class Net(nn.Module):
-    def __init__(self, far, middle=None):
-        super().__init__()
-        self.table = (FarTable if far else nn.Embedding)(TABLE, WIDTH)
-        layer = FarLayer if far else Layer
-        self.layers = nn.ModuleList([layer(WIDTH, WIDTH), Layer(WIDTH, WIDTH),
-                                     layer(WIDTH, WIDTH)])
-        self.middle = middle
-
-    def forward(self, rows):
-        x = self.table(rows)
-        for layer in self.layers:
-            x = layer(x)
-        if self.middle is not None:
-            x = self.middle(x) + self.middle(x.tanh())
-        return x.square().mean()
+ROWS = 256
 
 
 def compare(folder, run=None, build=Net, steps=5, least_followed=1):
@@ -127,11 +74,7 @@ def test_parameters_are_elsewhere_between_their_uses(folder):
 @pytest.mark.parametrize("recompute", [None, False, True])
 def test_modules_inside_a_marked_one(recompute, folder):
     def build(far):
-        block = FarBlock(recompute)
-        if not far:
-            block.__class__ = type("NearBlock", (nn.Module,), {
-                k: v for k, v in vars(FarBlock).items() if k in ("body", "forward")})
-        return Net(far, block)
+        return Net(far, (FarBlock if far else Block)(recompute))
     compare(folder, build=build)
 
 

@@ -226,15 +226,20 @@ def test_padding_of_labels_is_not_counted():
     assert_same_training(eager, compiled, given)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Llama eager attention", "Mistral", "GPT2"])
-def test_attention_masks_of_padding_on_the_right_are_taken(name):
+def masked_pair(name):
+    """A transformers model of that name, plain and compiled, whose steps take an attention mask."""
     pytest.importorskip("transformers")
-    eager, compiled = pair(
+    return pair(
         models.HUGGINGFACE[name],
         step_of=lambda m, o: plain_step(
             m, o, lambda t, a, y: m(input_ids=t, attention_mask=a, labels=y).loss
         ),
     )
+
+
+@pytest.mark.parametrize("name", ["Llama", "Llama eager attention", "Mistral", "GPT2"])
+def test_attention_masks_of_padding_on_the_right_are_taken(name):
+    eager, compiled = masked_pair(name)
     given = []
     for i, (tokens, _) in enumerate(batches(3)):
         mask = (torch.arange(tokens.shape[1]) < torch.tensor([[9 + i], [16 - i]])).long()
@@ -251,13 +256,7 @@ def test_attention_masks_of_padding_on_the_right_are_taken(name):
 
 @pytest.mark.parametrize("name", ["Llama", "Llama eager attention", "Mistral"])
 def test_attention_masks_of_padding_on_the_left_are_taken(name):
-    pytest.importorskip("transformers")
-    eager, compiled = pair(
-        models.HUGGINGFACE[name],
-        step_of=lambda m, o: plain_step(
-            m, o, lambda t, a, y: m(input_ids=t, attention_mask=a, labels=y).loss
-        ),
-    )
+    eager, compiled = masked_pair(name)
     given = []
     for i, (tokens, _) in enumerate(batches(3)):
         left = torch.tensor([[4 + i], [2 - i]])
