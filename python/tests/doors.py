@@ -263,7 +263,7 @@ def in_the_least(door: str, run: Callable[[object], Run], slack: float = 1.0) ->
             return run(memory)
         except headrace.DoesNotFit as refused:
             # What tracing leaves in the process is measured, and varies by some MiB from run to run
-            # (five refusals in a row have been seen in a new process).
+            # (four refusals in a row have been seen).
             least = re.search('memory="([^"]+)"', str(refused)).group(1)
             memory = int(max(memory + MIB, headrace.parse_bytes(least)) * slack)
     raise AssertionError(f"refused again and again, at last in {memory} bytes")
