@@ -3,11 +3,13 @@
 A child has a copy of all objects and none of the threads and transfers behind them: it must end
 without waiting for any, and may not touch what is the parent's.
 """
+import contextlib
 import functools
 import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 
 import pytest
@@ -19,6 +21,7 @@ import headrace
 import models
 from doors import How
 from headrace import _core
+from headrace.compiled import _runtime
 from models import CASES
 
 # A child that hangs is killed after so many seconds: no bound on speed, a child takes one.
@@ -183,12 +186,19 @@ def test_a_child_drops_what_another_door_has_made(door, folder):
     batch = case.batch(torch.Generator().manual_seed(2))
     held.append(doors.simple_step(door, case, held[0], optimizer,
                                   "96MiB" if door == "step" else "48MiB", folder))
-    for _ in range(2):
-        held[1](*batch)
-    if door == "compile":  # in the middle: forward has run, backward has not
-        model, _ = doors.open_door(door, held[0], optimizer, "48MiB", folder)
-        held += [model, case.loss(model, *batch)]
-        del model
+    if door == "step":
+        for _ in range(2):
+            held[1](*batch)
+    else:  # in the middle: forward has run, backward has not
+        with doors.only_moves():
+            for _ in range(2):
+                held[1](*batch)
+            held.append(doors.open_door(door, held[0], optimizer, "48MiB", folder)[0])
+            held.append(case.loss(held[2], *batch))
+        moves = [r.moves for r in _runtime._records.values() if r.moves is not None]
+        assert sum(layout.bytes for m in moves for layout in m.layouts.values()) > 0
+        assert any(m.mover.user is m for m in moves)  # it follows a plan
+        del moves
 
     def drop():
         held.clear()
@@ -197,6 +207,41 @@ def test_a_child_drops_what_another_door_has_made(door, folder):
             torch._dynamo.reset()
             gc.collect()
     assert child(drop) == ""
+
+
+def test_a_child_renews_the_locks_of_graphs_that_move(folder):
+    """A thread of the parent had one when the process was forked; it is not there to give it back.
+    """
+    case = CASES["tiny"]
+    model = case.model()
+    batch = case.batch(torch.Generator().manual_seed(2))
+    with doors.only_moves():
+        compiled, _ = doors.open_door("compile", model, None, "48MiB", folder)
+        held = [case.loss(compiled, *batch)]
+    movers = [r.moves.mover for r in _runtime._records.values() if r.moves is not None]
+    assert movers
+    inside, over = threading.Event(), threading.Event()
+
+    def hold():
+        with contextlib.ExitStack() as locks:
+            for mover in movers:
+                locks.enter_context(mover.lock)
+            inside.set()
+            over.wait()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    try:
+        def calls():
+            refused(held[0].backward)
+            held.clear()
+            gc.collect()
+        assert child(calls) == ""
+    finally:
+        over.set()
+        thread.join()
+    held[0].backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_the_arena_is_not_inherited(fitted):

@@ -9,7 +9,9 @@ by one.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import weakref
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -148,6 +150,19 @@ class Moves:
         self.mover.end(self)
 
 
+_movers: "weakref.WeakSet[Mover]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a child process: none of the parent's other threads is there to give back a lock."""
+    for mover in _movers:
+        mover.lock = threading.RLock()
+        mover.inherited = True
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Mover:
     """What the ops of one emission speak to. Its arena and files live as long as it does."""
 
@@ -161,7 +176,9 @@ class Mover:
         self.moved: Optional[MovedTensors] = None
         self.spill: Optional[_core.Spill] = None
         self.user: Optional[Moves] = None     # who follows the plan now
+        self.inherited = False                # the parent process has the engine and the files
         self._threads = threading.local()
+        _movers.add(self)
         register_mover(self.number, self)
 
     @property
@@ -218,6 +235,8 @@ class Mover:
 
     def end(self, moves: Moves) -> None:
         with self.lock:
+            if self.inherited:
+                return  # who frees memory in a fork may not be bothered
             if isinstance(moves.way, _Spilled):
                 moves.way.drop()
             elif self.user is moves:
