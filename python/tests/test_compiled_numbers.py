@@ -12,12 +12,11 @@ from headrace.compiled import _backend, _search  # noqa: E402
 
 
 @pytest.fixture
-def everything_moves(monkeypatch):
+def everything_moves():
     """Of what can be done without, all moves; gives what counts the values that did."""
-    monkeypatch.setattr(_search.Search, "_still_draft", lambda search, room: None)
-    monkeypatch.setattr(_search, "ENGINE_BYTES", 0)
-    yield lambda: sum(len(chosen.emission.moved) for _, ledger in _backend._ledgers.values()
-                      for plans in ledger.passes for chosen in plans().made)
+    with doors.only_moves():
+        yield lambda: sum(len(chosen.emission.moved) for _, ledger in _backend._ledgers.values()
+                          for plans in ledger.passes for chosen in plans().made)
     torch._dynamo.reset()
     _backend._ledgers.clear()
 
