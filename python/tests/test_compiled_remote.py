@@ -5,6 +5,7 @@ import copy
 import gc
 import io
 import json
+import mmap
 import os
 import pathlib
 import signal
@@ -22,7 +23,7 @@ from torch import nn  # noqa: E402
 import headrace  # noqa: E402
 import headrace.compiled  # noqa: E402
 from headrace import _core  # noqa: E402
-from headrace.compiled import _outside, _planner, _remotes  # noqa: E402
+from headrace.compiled import _outside, _planner, _remotes, _runtime  # noqa: E402
 from remote_models import (  # noqa: E402
     TABLE, WIDTH, Block, FarBlock, FarLayer, FarTable, Layer, Net)
 
@@ -369,7 +370,7 @@ def test_rows_of_a_table_come_by_use(trained, disk):
         compiled(asked).backward()
     finally:
         _remotes.Remote._load_rows = taken
-    assert len(seen) == 1 and seen[0][0] <= 64 * 2 * 4096
+    assert len(seen) == 1 and seen[0][0] <= 64 * 2 * mmap.PAGESIZE
     assert torch.equal(seen[0][1], want)
     assert resident(model.table.weight) == 0
 
@@ -415,6 +416,272 @@ def test_shapes_that_change(folder):
     def run(i, step, model, compiled, out):
         step(lambda rows: compiled(rows[:ROWS - 7 * i]))
     compare(folder, run, expected=ALL)
+
+
+def far_compiled(function, folder):
+    return torch.compile(function, backend="headrace",
+                         options={"memory": "64GiB", "folder": str(folder)})
+
+
+class Headed(Net):
+    """Its table's weight is also that of an unmarked module."""
+
+    def __init__(self, far):
+        super().__init__(far)
+        self.head = nn.Linear(WIDTH, TABLE, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, rows):
+        x = self.table(rows)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).square().mean()
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_a_module_without_the_mark_owns_too_stays(copied, folder):
+    def build(far):
+        return copy.deepcopy(Headed(far)) if copied else Headed(far)
+
+    def run(i, step, model, compiled, out):
+        step()
+        state = model.state_dict()
+        assert torch.equal(state["head.weight"], state["table.weight"])
+        out.extend(t.clone() for t in state.values())
+    compare(folder, run, build=build, expected=ALL[1:])
+
+
+def test_a_frozen_heap_that_hides_owners_is_refused_by_name(folder):
+    model = Net(True)
+    compiled = far_compiled(model, folder)
+    gc.collect()
+    gc.freeze()
+    try:
+        with pytest.raises(headrace.HeadraceError, match=r"gc\.freeze\(\)") as refused:
+            compiled(torch.arange(ROWS))
+    finally:
+        gc.unfreeze()
+    assert refused.value.code == "unsupported"
+    compiled(torch.arange(ROWS)).backward()
+    assert set(remotes(model)) == set(ALL)
+
+
+def test_closures_that_make_the_gradients(folder):
+    def run(i, step, model, compiled, out):
+        step()
+        for kind in (torch.optim.SGD, torch.optim.LBFGS):
+            other = kind(model.parameters(), lr=1e-3)
+
+            def closure():
+                other.zero_grad()
+                loss = compiled(torch.arange(ROWS))
+                loss.backward()
+                return loss
+            model.zero_grad()
+            out.append(other.step(closure).detach())
+            model.zero_grad()
+            out.append(other.step(closure=closure).detach())
+            out.extend(t.clone() for t in model.state_dict().values())
+    compare(folder, run, steps=2, expected=ALL)
+
+
+def test_modules_that_are_made_after_torch_compile_was_called(folder):
+    compiled = far_compiled(lambda model, rows: model(rows), folder)
+    model = Net(True)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    for _ in range(2):
+        compiled(model, torch.arange(ROWS)).backward()
+    assert set(remotes(model)) == set(ALL)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_lookups_in_a_view_of_a_table(folder, room):
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(TABLE, WIDTH))
+
+        def forward(self, rows):
+            upper = F.embedding(rows // 2, self.weight[TABLE // 2:])
+            pairs = F.embedding(rows // 2, self.weight.view(TABLE // 2, 2 * WIDTH))
+            return (upper * pairs[:, WIDTH:] + F.embedding(rows, self.weight)).square().mean()
+
+    @headrace.remote_memory()
+    class FarHalves(Halves):
+        pass
+
+    def run(i, step, model, compiled, out):
+        step()
+        with torch.no_grad():
+            out.append(compiled(torch.arange(ROWS) * 5))
+    compare(folder, run, build=lambda far: (FarHalves if far else Halves)(),
+            expected=("weight",))
+
+
+def test_copies_after_other_data_was_put_there(folder):
+    model = Net(True)
+    compiled = far_compiled(model, folder)
+    compiled(torch.arange(ROWS)).backward()
+    new = torch.randn(WIDTH, WIDTH)
+    model.layers[0].weight.data = new
+    assert torch.equal(copy.deepcopy(model).layers[0].weight, new)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False).layers[0].weight, new)
+    compiled(torch.arange(ROWS)).backward()
+    assert torch.equal(model.state_dict()["layers.0.weight"], new)
+
+
+@headrace.remote_memory(max_size="1KiB")
+class NearLayer(Layer):
+    pass
+
+
+def test_less_than_a_page_does_not_leave(folder):
+    model = nn.Sequential(NearLayer(WIDTH, WIDTH), FarLayer(WIDTH, WIDTH))
+    compiled = far_compiled(model, folder)
+    compiled(torch.ones(4, WIDTH)).sum().backward()
+    assert set(remotes(model)) == {"1.weight"}
+    assert model[0].weight.isfinite().all()
+
+
+def test_counts_are_right_after_a_read_that_fails(folder, monkeypatch):
+    model = Net(True, FarBlock())
+    compiled = far_compiled(model, folder)
+    compiled(torch.arange(ROWS)).backward()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    load, loads = _remotes.Remote._load, []
+
+    def failing(remote, address):
+        loads.append(remote)
+        if len(loads) == 2:
+            raise headrace.HeadraceError("the disk is gone", "io")
+        load(remote, address)
+    for call in (lambda: model.middle(torch.ones(4, WIDTH)), lambda: model(torch.arange(ROWS)),
+                 lambda: model.load_state_dict(before), lambda: compiled(torch.arange(ROWS))):
+        with monkeypatch.context() as patch:
+            patch.setattr(_remotes.Remote, "_load", failing)
+            loads.clear()
+            with pytest.raises(headrace.HeadraceError, match="the disk is gone"):
+                call()
+        assert all(r.users == 0 and not r.whole for r in remotes(model).values())
+        assert all(model.get_parameter(name).isnan().all() for name in remotes(model))
+        assert not _outside._calls()
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("wrong", [1, 2], ids=["a later chunk", "what is in memory"])
+def test_gradients_are_there_after_an_optimizer_step_that_raises(wrong, folder, monkeypatch):
+    monkeypatch.setattr(_outside, "CHUNK_BYTES", 1)
+    model = Net(True)
+    far_compiled(model, folder)(torch.arange(ROWS)).backward()
+    groups = [[model.table.weight, model.layers[0].weight], [model.layers[2].weight],
+              [model.layers[1].weight, *(layer.bias for layer in model.layers)]]
+    optimizer = torch.optim.SGD([{"params": g} for g in groups], lr=0.1)
+    optimizer.param_groups[wrong]["lr"] = "fast"
+    gradients = [p.grad for p in model.parameters()]
+    before = model.state_dict()["table.weight"]
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        optimizer.step()
+    assert not torch.equal(model.state_dict()["table.weight"], before)  # it came first
+    assert all(p.grad is g and g is not None for p, g in zip(model.parameters(), gradients))
+    assert [len(g["params"]) for g in optimizer.param_groups] == [2, 1, 4]
+    assert all(r.users == 0 for r in remotes(model).values())
+
+
+def test_a_write_to_the_disk_that_fails_leaves_nothing_there(folder):
+    model = Net(True)
+    far_compiled(model, folder)(torch.arange(ROWS)).backward()
+    remote = remotes(model)["table.weight"]
+    spill, puts = remote.spill, []
+
+    class Full:
+        drop, get = spill.drop, spill.get
+
+        @staticmethod
+        def put(address, size):
+            puts.append(size)
+            if len(puts) == 2:
+                raise headrace.HeadraceError("the disk is full", "io")
+            return spill.put(address, size)
+    before = model.state_dict()["table.weight"]
+    remote.enter()
+    held = spill.held_bytes
+    remote.changed, remote.spill = True, Full
+    with pytest.raises(headrace.HeadraceError, match="full"):
+        remote.leave()
+    assert len(puts) == 2
+    remote.spill = spill
+    remote.enter()
+    remote.leave()
+    assert spill.held_bytes == held
+    assert torch.equal(model.state_dict()["table.weight"], before)
+
+
+def test_room_for_parameters_is_counted_once(folder, monkeypatch):
+    seen, note = [], _runtime.note_remote
+
+    def watch(step, args):
+        seen.append((step, list(args)))
+        return note(step, args)
+    monkeypatch.setattr(_runtime, "note_remote", watch)
+    far_compiled(Net(True), folder)(torch.arange(ROWS)).backward()
+    step, args = seen[0]
+    counted = [op.remote for op in step.ops]
+    assert any(counted)
+    late = next(p for p in step.primals if p in step.remote)
+    remote = _remotes.remote_at(args[step.primals.index(late)])
+    step.remote.discard(late)
+    for op in step.ops:
+        if late in op.primals:
+            op.remote -= remote.room(op.node, late)
+    assert note(step, args)
+    assert [op.remote for op in step.ops] == counted
+    assert not note(step, args)
+
+
+def test_parameters_that_processes_or_other_inputs_share_stay(folder):
+    model = Net(True)
+    model.table.share_memory()
+    compiled = far_compiled(lambda rows, weight: model(rows) + weight.sum(), folder)
+    other = model.layers[0].weight.detach()
+    for _ in range(2):
+        compiled(torch.arange(ROWS), other).backward()
+    assert set(remotes(model)) == {"layers.2.weight"}
+    assert other.isfinite().all() and model.table.weight.is_shared()
+
+
+def test_what_has_stayed_once_stays(folder):
+    layer = FarLayer(WIDTH, WIDTH)
+    far_compiled(lambda: (layer(torch.ones(4, WIDTH)), layer.weight.t()), folder)()
+    assert not remotes(layer)
+    layer.weight.data = layer.weight.detach().clone()
+    far_compiled(lambda x: layer(x), folder)(torch.ones(4, WIDTH)).sum().backward()
+    assert not remotes(layer) and layer.weight.isfinite().all()
+
+
+def test_a_write_beside_the_rows_that_are_there_is_refused_by_name(folder):
+    model = Net(True)
+    far_compiled(model, folder)(torch.arange(ROWS)).backward()
+    remote = remotes(model)["table.weight"]
+    remote.enter(torch.arange(3))
+    with torch.no_grad():
+        model.table.weight[1] += 1
+    with pytest.raises(headrace.HeadraceError, match="written to while it was away"):
+        remote.leave()
+    assert remote.users == 0 and model.table.weight.isnan().all()
+
+
+def test_a_use_after_the_scratch_files_were_closed_is_an_error(folder):
+    model = Net(True)
+    compiled = far_compiled(model, folder)
+    compiled(torch.arange(ROWS)).backward()
+    _remotes._forget()
+    for use in (model.state_dict, lambda: model(torch.arange(ROWS)),
+                lambda: compiled(torch.arange(ROWS))):
+        with pytest.raises(headrace.HeadraceError, match="while the process ends"):
+            use()
 
 
 # Trains a few steps; prints what the process had before, at its peak, and between steps.

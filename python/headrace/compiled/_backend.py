@@ -17,7 +17,7 @@ from ._buckets import Buckets, has_open_shapes
 from ._emit import Boxed
 from ._options import parse_options
 from ._planner import Ledger
-from ._outside import refuse_unknown, watch_modules
+from ._outside import marked_inside, refuse_unknown, watch_modules
 from ._remotes import Adopter
 from ._runtime import Pass, interface_graphs
 from ._step import build_step
@@ -136,6 +136,7 @@ def backend(gm: fx.GraphModule, example_inputs: list[Any], *,
         if mode is not None:
             raise HeadraceError(f"mode={mode!r}: this backend has no modes")
         ledger = _ledger(options)
+        watch_modules()  # there may be more of them than when torch.compile was called
         refuse_unknown(gm)
         reason = getattr(gm, "compile_subgraph_reason", None)
         goes_on = bool(reason is not None and reason.graph_break)
@@ -161,7 +162,7 @@ def _compile(gm: fx.GraphModule, inputs: list[Any], ledger: Ledger,
         return _refusal(error)
     if not marked_modules():
         return compiled
-    adopter = Adopter(gm, ledger.settings.folder)
+    adopter = Adopter(gm, ledger.settings.folder, marked_inside())
 
     def call(*args: Any) -> Any:
         adopter.look(args)

@@ -1,13 +1,14 @@
 """Remote parameters outside graphs: modules that are called as they are, state dicts, optimizers.
 
-An optimizer of torch.optim that treats each parameter by itself steps a few of them at a time, then
+An optimizer of torch.optim that treats each parameter by itself steps a few of them at a time, and
 its other parameters; the others, and those with hooks or a closure, have all of theirs in memory.
 """
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Iterator, Optional
 
 import torch
 from torch import fx, nn
@@ -27,7 +28,7 @@ _threads = threading.local()
 
 
 def watch_modules() -> None:
-    """torch.compile was called: marked modules get the hooks that they need besides graphs."""
+    """Marked modules get the hooks that they need besides graphs, if they have none."""
     for module in marked_modules():
         if not isinstance(module, nn.Module):
             continue
@@ -36,6 +37,11 @@ def watch_modules() -> None:
                 _hooked[inner] = remote_of(module)
                 _hook(inner)
             _want_own(inner)
+
+
+def marked_inside() -> "weakref.WeakKeyDictionary[nn.Module, RemoteMemory]":
+    """The marked modules that are watched, and those in them."""
+    return _hooked
 
 
 def _want_own(module: nn.Module) -> None:
@@ -79,13 +85,28 @@ def _enter_module(module: nn.Module, args: tuple) -> None:
     held = [r for r in map(remote_at, module.parameters()) if r is not None]
     lookup = (type(module).forward is nn.Embedding.forward and module.max_norm is None
               and len(args) == 1)
-    for remote in held:
-        remote.enter(args[0] if lookup else None)
+    _enter_all(held, args[0] if lookup else None)
     hooks = None
     if held and torch.is_grad_enabled():
         hooks = torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
         hooks.__enter__()
     _calls().append((module, held, hooks))
+
+
+def _enter_all(remotes: list[Remote], rows: Optional[torch.Tensor] = None) -> None:
+    """All of them, or none when it raises."""
+    with ExitStack() as entered:
+        for remote in remotes:
+            remote.enter(rows)
+            entered.callback(remote.leave)
+        entered.pop_all()
+
+
+def _leave_all(remotes: list[Remote]) -> None:
+    """All of them, also when one cannot be written back."""
+    with ExitStack() as leaving:
+        while remotes:
+            leaving.callback(remotes.pop().leave)
 
 
 def _leave_module(module: nn.Module, *_: Any) -> None:
@@ -94,8 +115,7 @@ def _leave_module(module: nn.Module, *_: Any) -> None:
         called, held, hooks = _calls().pop()
         if hooks is not None:
             hooks.__exit__(None, None, None)
-        for remote in held:
-            remote.leave()
+        _leave_all(held)
         if called is module:
             return
 
@@ -131,9 +151,10 @@ def _after_state_dict(module: nn.Module, state: dict, prefix: str, *_: Any) -> N
 
 
 def _before_load(module: nn.Module, *_: Any) -> None:
-    _calls().append((module, _own(module), None))
-    for remote in _own(module):
-        remote.enter()
+    own = _own(module)
+    _enter_all(own)
+    _calls().append((module, own, None))
+    for remote in own:
         remote.changed = True
 
 
@@ -158,49 +179,75 @@ class _Step:
             self.opened.append(remote)
 
     def close(self) -> None:
-        while self.opened:
-            self.opened.pop().leave()
+        _leave_all(self.opened)
+
+    def end(self) -> None:
+        for parameter, gradient in self.hidden:
+            parameter.grad = gradient
+        self.hidden = []
+        self.close()
 
 
 def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
     raised = _stepping.pop(optimizer, None)
     if raised is not None:
         raised.close()
-    stepped = [(p, remote) for group in optimizer.param_groups for p in group["params"]
-               if p.grad is not None and (remote := remote_at(p)) is not None]
-    if not stepped:
+    # args begins with the optimizer. A closure is what makes gradients.
+    closure = len(args) > 1 or bool(kwargs)
+    stepped = [p for group in optimizer.param_groups for p in group["params"]
+               if closure or p.grad is not None]
+    held = [remote for p in stepped if (remote := remote_at(p)) is not None]
+    if not held:
         return
     step = _stepping[optimizer] = _Step()
-    # args begins with the optimizer. Hooks are to see all gradients, before and after the step.
-    if separable(optimizer) and len(args) == 1 and not kwargs and not _has_hooks(optimizer):
-        chunk: list[tuple[torch.Tensor, Remote]] = []
-        for at, (parameter, remote) in enumerate(stepped):
-            chunk.append((parameter, remote))
-            if at + 1 == len(stepped) or sum(r.nbytes for _, r in chunk) >= CHUNK_BYTES:
+    try:
+        # Hooks are to see all gradients, before and after the step.
+        if separable(optimizer) and not closure and not _has_hooks(optimizer):
+            for chunk in _chunks(stepped):
                 _step_alone(optimizer, step, chunk)
+        else:
+            step.open(held)
+    except BaseException:
+        _stepping.pop(optimizer).end()
+        raise
+
+
+def _chunks(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """A few remote ones at a time, then the others. The optimizer's own step has nothing left to
+    do, so cannot go wrong: of an error in there nobody tells us, and gradients would stay hidden.
+    """
+    chunk: list[torch.Tensor] = []
+    for parameter in parameters:
+        if remote_at(parameter) is not None:
+            chunk.append(parameter)
+            if sum(p.nbytes for p in chunk) >= CHUNK_BYTES:
+                yield chunk
                 chunk = []
-    else:
-        step.open([remote for _, remote in stepped])
+    if chunk:
+        yield chunk
+    others = [p for p in parameters if remote_at(p) is None]
+    if others:
+        yield others
 
 
 def _has_hooks(optimizer: Any) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
-def _step_alone(optimizer: Any, step: _Step, chunk: list[tuple[torch.Tensor, Remote]]) -> None:
+def _step_alone(optimizer: Any, step: _Step, chunk: list[torch.Tensor]) -> None:
     """The optimizer's own step for these parameters, which it then has stepped."""
-    mine = {id(p) for p, _ in chunk}
+    mine = {id(p) for p in chunk}
     everyone = [group["params"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in mine]
     try:
-        step.open([remote for _, remote in chunk])
+        step.open([remote for p in chunk if (remote := remote_at(p)) is not None])
         type(optimizer).step.__wrapped__(optimizer)
     finally:
         for group, parameters in zip(optimizer.param_groups, everyone):
             group["params"] = parameters
         step.close()
-    for parameter, _ in chunk:
+    for parameter in chunk:
         step.hidden.append((parameter, parameter.grad))
         parameter.grad = None
 
@@ -208,9 +255,7 @@ def _step_alone(optimizer: Any, step: _Step, chunk: list[tuple[torch.Tensor, Rem
 def _after_step(optimizer: Any, *_: Any) -> None:
     step = _stepping.pop(optimizer, None)
     if step is not None:
-        step.close()
-        for parameter, gradient in step.hidden:
-            parameter.grad = gradient
+        step.end()
 
 
 register_optimizer_step_pre_hook(_before_step)

@@ -56,7 +56,8 @@ class Region:
         file = _nan()
         self.address = _checked(_libc.mmap(None, size, access, private | mmap.MAP_ANONYMOUS, -1, 0))
         room = (ctypes.c_ubyte * size).from_address(self.address)
-        weakref.finalize(room, _libc.munmap, self.address, size)
+        # Not at exit: others' exit hooks may read it yet.
+        weakref.finalize(room, _libc.munmap, self.address, size).atexit = False
         for begin in range(0, size, NAN_BYTES):
             _checked(_libc.mmap(self.address + begin, min(NAN_BYTES, size - begin), access,
                                 private | _MAP_FIXED, file, 0))

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Optional
 import torch
 from torch import fx
 
-from ._remotes import Remote, remote_at, remotes_exist
+from ._remotes import Remote, remote_at, remotes_exist, rows_asked
 from ._step import Step, storage_key, tensors_of
 
 _threads = threading.local()
@@ -37,15 +37,16 @@ def _held() -> list[Remote]:
 
 def around_uses(graph: fx.Graph, primals: Iterable[fx.Node]) -> None:
     """Puts enter and leave around each op that reads one of these inputs, itself or by a view."""
-    keys = {storage_key(p.meta["val"]) for p in primals}
+    primal_of = {storage_key(p.meta["val"]): p for p in primals}
+    keys = primal_of.keys()
     for node in list(graph.nodes) if keys else ():
         if node.op != "call_function" or keys & _keys(node) or node.target in (enter, leave):
             continue  # views read nothing
         used = {key: a for a in node.all_input_nodes for key in keys & _keys(a)}
-        table = node.args[0] if node.target is torch.ops.aten.embedding.default else None
-        for a in used.values():
+        for key, a in used.items():
+            rows = rows_asked(node, primal_of[key])
             with graph.inserting_before(node):
-                graph.call_function(enter, (a, node.args[1]) if a is table else (a,))
+                graph.call_function(enter, (a,) if rows is None else (a, rows))
             with graph.inserting_after(node):
                 graph.call_function(leave, (a,))
 
@@ -109,9 +110,10 @@ def note_remote(step: Step, args: list[Any]) -> bool:
         return False
     outputs = tensors_meta((*step.forward_outputs, *step.backward_outputs))
     found = look_for(step.primals, args, outputs)
-    if found.keys() <= step.remote:
+    new = found.keys() - step.remote
+    if not new:
         return False
-    step.remote |= found.keys()
+    step.remote |= new
     for op in step.ops:
-        op.remote += sum(found[p].room(op.node) for p in op.primals & found.keys())
+        op.remote += sum(found[p].room(op.node, p) for p in op.primals & new)
     return True
