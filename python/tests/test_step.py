@@ -1,5 +1,6 @@
 """compile_step against eager training: same losses and parameters, whatever happens between."""
 
+import collections
 import copy
 import gc
 import io
@@ -10,9 +11,13 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
 import headrace
+from headrace.step import state as states
+from headrace.step.values import Parameter
 
+import remote_models
 import step_models as models
 
 MEMORY = "256MiB"
@@ -368,6 +373,69 @@ def test_a_batch_encoding_is_a_dictionary_of_tensors():
         compiled[2](types.SimpleNamespace(**given), 2.0)
 
 
+def test_a_users_dictionary_keeps_its_attributes_and_stays_the_users_to_register():
+    class Named(collections.UserDict):
+        """Has attributes of its own."""
+
+    def named(batch, scale):
+        tokens, targets = batch
+        made = Named(tokens=tokens, inner=Named(targets=targets))
+        made.scale, made.opaque = scale, object()
+        return made
+
+    def step_of(model, optimizer):
+        def train_step(batch, wants_opaque=False):
+            assert type(batch) is Named and type(batch["inner"]) is Named
+            if wants_opaque:
+                batch.opaque
+            loss = model(batch["tokens"], batch["inner"]["targets"]) * batch.scale
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return train_step
+
+    eager, compiled = pair(models.NanoGPT, step_of=step_of)
+    for i, scale in enumerate((1.0, 2.0, 2.0, 1.0)):
+        expected = eager[2](named(models.batch(seed=i), scale))
+        loss = compiled[2](named(models.batch(seed=i), scale))
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=0)
+    assert len(compiled[2]._compiled) == 2  # one for each scale
+    with pytest.raises(AttributeError, match="opaque"):
+        compiled[2](named(models.batch(), 1.0), wants_opaque=True)
+    # Once in a process; torch refuses a second time.
+    pytree.register_pytree_node(Named, lambda d: ([], None), lambda items, context: Named())
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ([torch.ones(1)], {"a": (torch.ones(1),)}, collections.UserDict(a=torch.ones(1))),
+)
+def test_tensors_deeper_in_an_argument_are_refused_by_its_type(inside):
+    _, (_, _, step) = pair(models.NanoGPT)
+    with_attribute = collections.UserDict()
+    with_attribute.inside = inside
+    for kind, given in (
+        ("SimpleNamespace", types.SimpleNamespace(inside=inside)),
+        ("mappingproxy", types.MappingProxyType({"inside": inside})),
+        ("UserDict", with_attribute),
+    ):
+        with pytest.raises(headrace.HeadraceError, match=f"type {kind} has tensors in it"):
+            step(given, *models.batch())
+
+
+def test_a_model_and_an_optimizer_may_be_arguments():
+    def step_of(model, optimizer):
+        plain = plain_step(model, optimizer)
+        return lambda *batch: plain(*batch[2:])
+
+    eager, compiled = pair(models.NanoGPT, step_of=step_of)
+    for batch in batches(2):
+        expected, loss = (each[2](*each[:2], *batch) for each in (eager, compiled))
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=0)
+
+
 def test_the_number_of_labels_may_be_any_and_change_from_step_to_step():
     pytest.importorskip("transformers")
     eager, compiled = pair(models.HUGGINGFACE["Llama"], step_of=as_trainer_does)
@@ -577,8 +645,62 @@ def test_parameters_that_another_models_step_holds_are_refused():
     step(*models.batch())
     with pytest.raises(headrace.HeadraceError, match="'0.ln_1.weight' is held by a step"):
         headrace.compile_step(lambda: None, model.h, optimizer, MEMORY)
+    model.state_dict()  # now the model has the values, until the next step
+    with pytest.raises(headrace.HeadraceError, match="'0.ln_1.weight' is held by a step"):
+        headrace.compile_step(lambda: None, model.h, optimizer, MEMORY)
     step.close()
     headrace.compile_step(lambda: None, model.h, optimizer, MEMORY)
+
+
+def test_of_two_steps_for_a_model_that_have_not_run_only_one_gets_it():
+    eager, (model, optimizer, first) = pair(models.NanoGPT)
+    second = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY)
+    assert_same_training(eager, (model, optimizer, second), batches(2))
+    with pytest.raises(headrace.HeadraceError, match="'wte.weight' is held by a step"):
+        first(*models.batch())
+    assert_same_training(eager, (model, optimizer, second), batches(2))
+
+
+def test_a_deepcopy_of_the_users_own_is_used_and_stays():
+    class Copier:
+        calls = 0
+
+        def copy(self, memo):
+            self.calls += 1
+            return models.NanoGPT()
+
+    eager, (model, optimizer, step) = pair(models.NanoGPT)
+    step.close()
+    copier = Copier()
+    model.__deepcopy__ = own = copier.copy
+    step = headrace.compile_step(plain_step(model, optimizer), model, optimizer, MEMORY)
+    assert_same_training(eager, (model, optimizer, step), batches(2))
+    copy.deepcopy(model)
+    assert copier.calls == 1
+    assert_same_training(eager, (model, optimizer, step), batches(2))
+    step.close()
+    assert vars(model)["__deepcopy__"] == own
+
+
+def test_parameters_that_a_graph_of_torch_compile_keeps_out_of_memory_are_refused(folder):
+    model = remote_models.Net(far=True)
+    optimizer = adamw(model)
+    options = {"memory": "4GiB", "folder": str(folder)}
+    compiled = torch.compile(model, backend="headrace", options=options)
+    compiled(torch.arange(32).view(2, 16)).backward()
+    with pytest.raises(headrace.HeadraceError, match="'table.weight' are out of memory") as refused:
+        headrace.compile_step(lambda: None, model, optimizer, MEMORY)
+    assert refused.value.code == "unsupported"
+    # A step that was compiled before, and takes them at its first call.
+    state = states.State(model, optimizer, None)
+    taken = {name: Parameter(name, p) for name, p in model.named_parameters()}
+    with pytest.raises(headrace.HeadraceError, match="'table.weight' are out of memory"):
+        state.give(None, taken, [])
+    other = copy.deepcopy(model)
+    headrace.compile_step(lambda: None, other, adamw(other), MEMORY)
+    del compiled, model, optimizer, state, taken, refused
+    torch._dynamo.reset()
+    gc.collect()
 
 
 def test_an_eager_step_in_between_is_a_step_like_all_others():

@@ -46,35 +46,70 @@ class Capture:
         return self.module.graph.nodes
 
 
-def flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:
-    """(leaves, spec) of arguments, with all tensors among the leaves: dictionaries that torch does
-    not know (BatchEncoding of transformers) are made known to it, by their items alone.
-    HeadraceError("unsupported"): something else has tensors in it, which would be constants."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    unknown = {type(leaf) for leaf in leaves if isinstance(leaf, collections.UserDict)}
-    for kind in unknown:
-        pytree.register_pytree_node(
-            kind,
-            lambda mapping: (list(mapping.data.values()), list(mapping.data)),
-            lambda items, keys, kind=kind: _with_data(kind, dict(zip(keys, items))),
+class _Items:
+    """A UserDict (BatchEncoding of transformers) on its way through a pytree. Its own class is not
+    made known to torch: that is the user's to do, once in a process."""
+
+    def __init__(self, mapping: collections.UserDict):
+        others = {name: value for name, value in vars(mapping).items() if name != "data"}
+        _check_tensors(mapping, others.values())
+        # What is no plain value (a tokenizer's Encoding) would be a constant that nothing compares:
+        # it is missing in the step, so that whoever reads it is told.
+        self.context = type(mapping), {n: v for n, v in others.items() if _is_plain(v)}
+        self.data = _opened(mapping.data)
+
+    @staticmethod
+    def mapping(items, context):
+        kind, others = context
+        made = kind.__new__(kind)
+        vars(made).update(others, data=next(iter(items)))
+        return made
+
+
+pytree.register_pytree_node(_Items, lambda items: ([items.data], items.context), _Items.mapping)
+
+
+def _opened(tree):
+    return pytree.tree_map(
+        lambda leaf: _Items(leaf) if isinstance(leaf, collections.UserDict) else leaf, tree
+    )
+
+
+def _is_plain(value) -> bool:
+    plain = (type(None), bool, int, float, str, torch.dtype, torch.device)
+    return all(isinstance(leaf, plain) for leaf in pytree.tree_leaves(value))
+
+
+def _tensors_in(values) -> bool:
+    return any(
+        isinstance(leaf, torch.Tensor)
+        or (isinstance(leaf, collections.abc.Mapping) and _tensors_in(leaf.values()))
+        for leaf in pytree.tree_leaves(list(values))
+    )
+
+
+def _check_tensors(owner, values) -> None:
+    if _tensors_in(values):
+        raise unsupported(
+            f"compile_step: an argument of type {type(owner).__name__} has tensors in it, which "
+            "would be constants of the step; give them as tensors, tuples, lists or dicts"
         )
-    if unknown:
-        return flatten(args, kwargs)
+
+
+def flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:
+    """(leaves, spec) of arguments, with all tensors among the leaves; torch's tree_unflatten() is
+    the way back. HeadraceError("unsupported"): something else than a tuple, list, dictionary or
+    UserDict has tensors in it, which would be constants."""
+    leaves, spec = pytree.tree_flatten(_opened((args, kwargs)))
     for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            continue
         mapping = isinstance(leaf, collections.abc.Mapping)
         inside = leaf if mapping else getattr(leaf, "__dict__", {})
-        if any(isinstance(value, torch.Tensor) for value in inside.values()):
-            raise unsupported(
-                f"compile_step: an argument of type {type(leaf).__name__} has tensors in it, which "
-                "would be constants of the step; give them as tensors, tuples, lists or dicts"
-            )
+        if isinstance(leaf, (torch.nn.Module, torch.optim.Optimizer)):  # theirs are known by name
+            inside = {n: v for n, v in inside.items() if isinstance(v, torch.Tensor)}
+        _check_tensors(leaf, inside.values())
     return leaves, spec
-
-
-def _with_data(kind: type, data: dict):
-    mapping = kind.__new__(kind)
-    mapping.data = data
-    return mapping
 
 
 def parameter_names(model: torch.nn.Module, optimizer) -> dict[int, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import sys
 import tempfile
 import weakref
 from typing import Any, Iterator, Optional
@@ -18,6 +19,7 @@ from typing import Any, Iterator, Optional
 import torch
 
 from .. import _core
+from .._errors import HeadraceError
 from .events import unsupported
 from .values import Parameter
 
@@ -47,6 +49,35 @@ class _Hook:
         return _Hook(None)
 
 
+_states: "weakref.WeakSet[State]" = weakref.WeakSet()
+
+
+def check_free(parameters: dict[str, torch.Tensor]) -> None:
+    """HeadraceError where a compiled step has one of them, or the compile door keeps its values."""
+    held = {id(p.tensor) for s in _states if s.engine is not None for p in s.parameters.values()}
+    for name, p in parameters.items():
+        # A step may have it whose model, and with it the State, is gone.
+        empty = p.layout == torch.strided and p.untyped_storage().nbytes() < p.nbytes
+        if id(p) in held or empty:
+            raise HeadraceError(
+                f"compile_step: parameter '{name}' is held by a step that was compiled earlier; "
+                "close() that one first",
+                "usage",
+            )
+    _check_at_home(parameters)
+
+
+def _check_at_home(parameters: dict[str, torch.Tensor]) -> None:
+    remotes = sys.modules.get("headrace.compiled._remotes")  # else torch.compile has none of them
+    for name, p in parameters.items():
+        if remotes is not None and remotes.remote_at(p) is not None:
+            raise unsupported(
+                f"compile_step: the values of parameter '{name}' are out of memory: it is marked "
+                '@remote_memory, and a graph of torch.compile(backend="headrace") has it. '
+                "copy.deepcopy(model) has the values; compile a step for that"
+            )
+
+
 class State:
     """Parameters of one model and their optimizer's state, and the engine that has them, if one
     does. ``engine`` is a _core.CapturedStep; ``folder`` is where state goes on its way from one
@@ -65,8 +96,10 @@ class State:
         self.resident = True  # torch's objects have the values
         self.tracing = False
         self.left = False  # leave() has been called: of no more use
+        self._copier: Any = None  # the user's own __deepcopy__ of this one model
         self._handles: list[Any] = []
         self._nan: dict[torch.dtype, torch.Tensor] = {}
+        _states.add(self)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -75,13 +108,15 @@ class State:
     @staticmethod
     def of(model: torch.nn.Module) -> Optional["State"]:
         """The State that the model keeps, if it does."""
-        return getattr(vars(model).get("__deepcopy__"), "__self__", None)
+        keeper = getattr(vars(model).get("__deepcopy__"), "__self__", None)
+        return keeper if isinstance(keeper, State) else None
 
     # ---- to and from an engine
 
     def give(self, engine, parameters: dict[str, Parameter], trained: list[str]) -> None:
         """All state of torch's objects to an engine that has none yet."""
         self._check_shared(parameters)
+        check_free({name: p.tensor for name, p in parameters.items()})
         self.engine, self.parameters, self.trained = engine, parameters, trained
         self._install()
         for name, p in parameters.items():
@@ -93,6 +128,7 @@ class State:
     def settle(self) -> None:
         """Before a step: takes what torch's objects have, and lets go of them."""
         if self.resident:
+            _check_at_home({name: p.tensor for name, p in self.parameters.items()})
             for name, p in self.parameters.items():
                 self._write(name, VALUE, p.tensor, compare=True)
                 self._release(p)
@@ -135,7 +171,7 @@ class State:
             handle.remove()
         self._handles.clear()
         if self.engine is not None:
-            self.model.__dict__.pop("__deepcopy__", None)
+            self._restore_copier()
             self.engine.close()
         self.engine, self.left = None, True
 
@@ -246,22 +282,25 @@ class State:
                 continue
             self._handles.append(module.register_forward_pre_hook(hook))
             self._handles.append(module.register_state_dict_pre_hook(hook))
-            # Public since torch 2.5.
-            register = getattr(module, "register_load_state_dict_pre_hook", None) or (
-                lambda h, m=module: m._register_load_state_dict_pre_hook(h)
-            )
-            self._handles.append(register(hook))
+            self._handles.append(module.register_load_state_dict_pre_hook(hook))
         self._handles.append(self.model.register_forward_pre_hook(hook))
         self._handles.append(self.model.register_state_dict_pre_hook(hook))
         both = _Hook(self, moments=True)
         self._handles.append(self.optimizer.register_state_dict_pre_hook(both))
         self._handles.append(self.optimizer.register_step_pre_hook(both))
+        self._copier = vars(self.model).get("__deepcopy__")
         self.model.__dict__["__deepcopy__"] = self._deepcopy
+
+    def _restore_copier(self) -> None:
+        self.model.__dict__.pop("__deepcopy__", None)
+        if self._copier is not None:
+            self.model.__dict__["__deepcopy__"] = self._copier
 
     def _deepcopy(self, memo):
         self.sync()
         model = self.model
-        own = model.__dict__.pop("__deepcopy__")
+        own = model.__dict__["__deepcopy__"]
+        self._restore_copier()
         try:
             return copy.deepcopy(model, memo)
         finally:

@@ -17,7 +17,7 @@ from .._memory import Size, parse_bytes
 from . import capture as capturing
 from . import shapes
 from .description import Description, describe
-from .state import State
+from .state import State, check_free
 
 _MOST_SHAPES = 8
 _CHECK_TOLERANCE = {"f32": 1e-4, "bf16": 3e-2}  # of the first loss against eager
@@ -269,21 +269,14 @@ def _check_arguments(model, optimizer) -> None:
         )
 
 
-def _take_back(model) -> None:
+def _take_back(model, optimizer) -> None:
     """From a step that was compiled for the model before, which is closed."""
     for module in model.modules():
         state = State.of(module)
         if state is not None:
             state.leave()
-    for name, p in model.named_parameters():
-        if p.layout != torch.strided:
-            continue
-        if p.untyped_storage().nbytes() < p.numel() * p.element_size():
-            raise HeadraceError(
-                f"compile_step: parameter '{name}' is held by a step that was compiled for another "
-                "model; close() that one first",
-                "usage",
-            )
+    names = capturing.parameter_names(model, optimizer)
+    check_free({names[id(p)]: p for p in capturing.all_parameters(model, optimizer)})
 
 
 def compile_step(
@@ -351,7 +344,7 @@ def compile_step(
             first call. DoesNotFit, at the first call, with the least memory that would do.
     """
     _check_arguments(model, optimizer)
-    _take_back(model)
+    _take_back(model, optimizer)
     return CompiledStep(
         train_step,
         model,
