@@ -27,5 +27,5 @@ def check() -> None:
             operator.attrgetter(name)(torch)
         except AttributeError:
             raise HeadraceError(f"torch {torch.__version__} has no torch.{name}, which "
-                                "headrace.fit needs: use a version from 2.4 to 2.15",
+                                "headrace.fit needs: use a version from 2.6 to 2.15",
                                 "unsupported") from None
