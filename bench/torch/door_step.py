@@ -98,13 +98,17 @@ def ended(step, a, model):
             if a.end == "kill":
                 os.kill(os.getpid(), 9)
             raise RuntimeError("a crash, on purpose")
-    model.blocks[-1].register_full_backward_pre_hook(dies)
+    if a.door != "step":  # which does not run the model's code: it is ended from outside
+        model.blocks[-1].register_full_backward_pre_hook(dies)
 
     def counted(tokens, targets):
         count[0] += 1
-        if a.door == "step" and count[0] == a.steps:   # the model's code is not run: from outside
+        if a.door != "step" or count[0] < a.steps:
+            return step(tokens, targets)
+        if a.end == "kill":
             threading.Thread(target=lambda: (time.sleep(0.2), os.kill(os.getpid(), 9))).start()
-        return step(tokens, targets)
+        step(tokens, targets)
+        raise RuntimeError("a crash, on purpose")
     return counted
 
 

@@ -54,6 +54,16 @@ class Setup(train.Setup):
         out["peak"] = max(result["peak_rss"], out.get("peak_rss_bytes", 0))
         return out
 
+    def least(self, door, shape=SMALL):
+        """Bytes in which three steps run. The second is refused with more than the first: the
+        optimizer's state is there by then."""
+        memory = MIB
+        while True:
+            refused = self.door(door, shape, memory=memory, steps=3)
+            if not refused or refused.get("needed_bytes", 0) <= memory:
+                return memory
+            memory = refused["needed_bytes"]
+
 
 HEAD = [*train.HEAD, "gradients"]
 
@@ -87,19 +97,13 @@ def eager(s):
 def compile(s):
     """torch.compile: measured growth against the request (target: never above it)"""
     free = s.door("compile", memory="64GiB", steps=3)
-    least = s.door("compile", memory="1MiB", steps=3)
     plain = s.door("none", steps=3)
     table = [["request MiB", "measured growth MiB", "of the request", "s a step", "CPU s",
               "losses against eager"]]
-    raw = [free, least, plain]
-    if not free or not least or "needed_bytes" not in least:
+    raw = [free, plain]
+    if not free or not plain:
         return table + [["not measured", "", "", "", "", ""]], raw
-    low = least["needed_bytes"]
-    while True:  # the second step is refused with more: the optimizer's state is there by then
-        refused = s.door("compile", memory=low, steps=3)
-        if not refused or refused.get("needed_bytes", 0) <= low:
-            break
-        low = refused["needed_bytes"]
+    low = s.least("compile")
     high = max(free["peak_growth"], low + MIB)
     count = 3 if s.args.quick else 10
     for i in range(count):
@@ -179,9 +183,7 @@ def scratch(s):
     table, raw = [["door", "exit", "crash", "kill"]], []
     small = SMALL | dict(layers=4, batch=4)
     for door in ("eager", "compile", "step"):
-        least = s.door(door, small, memory="1MiB", steps=2)
-        memory = (int(least["needed_bytes"] * 1.1) if least and "needed_bytes" in least else
-                  256 * MIB)
+        memory = int(s.least(door, small) * 1.1)
         cells = []
         for end in ("exit", "crash", "kill"):
             where = s.folder / f"scratch-{door}-{end}"
