@@ -129,10 +129,11 @@ def _pack(tensor: torch.Tensor) -> tuple:
 
 
 def _unpack(packed: tuple) -> torch.Tensor:
+    if packed[0] is None:
+        _, tensor, version = packed
+        check_version(tensor, version)
+        return tensor
     remote, version, where = packed
-    if remote is None:
-        check_version(version, where)
-        return version
     parameter = remote.parameter()
     if parameter is not None and parameter._version != version:
         raise RuntimeError(f"{CHANGED}: a remote parameter of shape {list(parameter.shape)}")

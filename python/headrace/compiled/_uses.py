@@ -74,14 +74,18 @@ class Using:
 class UsingInference(Using):
     """A graph without a backward pass, whose inputs are looked at when they come."""
 
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        nodes = list(module.graph.nodes)
+        self.inputs = [n for n in nodes if n.op == "placeholder"]
+        self.outputs = tensors_meta(next(n for n in nodes if n.op == "output").args[0])
+        self.known: set[fx.Node] = set()  # inputs whose readers are between enter and leave
+
     def __call__(self, args: list[Any]) -> Any:
-        inputs = [n for n in self.module.graph.nodes if n.op == "placeholder"]
-        output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
-        found = look_for(inputs, args, tensors_meta(output.args[0]))
-        known = self.__dict__.setdefault("known", set())
-        if not found.keys() <= known:
-            around_uses(self.module.graph, found.keys() - known)
-            known |= found.keys()
+        new = look_for(self.inputs, args, self.outputs).keys() - self.known
+        if new:
+            around_uses(self.module.graph, new)
+            self.known |= new
             self.module.recompile()
         return super().__call__(args)
 
