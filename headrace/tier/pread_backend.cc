@@ -15,6 +15,10 @@
 namespace headrace {
 namespace {
 
+// What the threads do is system calls. All stacks count in describe().memory_bytes, of which
+// sessions keep 1 MiB for a tier: four threads and their queues fit.
+constexpr size_t kStackBytes = 64 * kKiB;
+
 // One request, done by the calling thread. Bytes moved, or -errno.
 int64_t perform(const IoRequest& r) {
   const size_t bytes = static_cast<size_t>(r.bytes);
@@ -52,7 +56,7 @@ class PreadPool final : public IoBackend {
   // 0 or an errno. Called `threads` times at construction.
   int start_thread() {
     pthread_t thread;
-    const int rc = start_small_thread(&PreadPool::main_of_thread, this, &thread);
+    const int rc = start_small_thread(&PreadPool::main_of_thread, this, &thread, kStackBytes);
     if (rc == 0) threads_.push_back(thread);
     return rc;
   }
@@ -84,7 +88,7 @@ class PreadPool final : public IoBackend {
   }
 
   Bytes memory_bytes() const override {
-    return static_cast<Bytes>(threads_.size() * kSmallStackBytes +
+    return static_cast<Bytes>(threads_.size() * kStackBytes +
                               waiting_.size() * sizeof(IoRequest) +
                               finished_.size() * sizeof(IoCompletion));
   }
