@@ -1,6 +1,8 @@
 #include "tools/console.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -18,6 +20,7 @@ namespace {
 std::atomic<bool> g_stop{false};
 std::atomic<bool> g_interruptible{false};
 std::atomic<bool> g_interrupted{false};
+std::atomic<int> g_error_patience_ms{-1};  // -1: for ever
 
 // Async-signal-safe: atomics and sigaction only.
 void on_signal(int number) {
@@ -114,10 +117,25 @@ void notice(const char* format, ...) {
 }
 
 // Nothing can be done about an stderr that does not take text.
-void print_error(std::string_view text) { (void)write_all(STDERR_FILENO, text); }
+void print_error(std::string_view text) {
+  // A pipe that has room at all has room for a line (PIPE_BUF, man 7 pipe).
+  pollfd room{STDERR_FILENO, POLLOUT, 0};
+  const int patience = g_error_patience_ms;
+  if (patience < 0 || ::poll(&room, 1, patience) > 0) (void)write_all(STDERR_FILENO, text);
+}
+
+void give_up_on_stderr_after(int milliseconds) { g_error_patience_ms = milliseconds; }
 
 Status print_output(std::string_view text) {
   return output_status(write_all(STDOUT_FILENO, text));
+}
+
+void hold_standard_descriptors() {
+  for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(number, F_GETFD) >= 0) continue;
+    // The least free number is this one. The wrong way round, so that using it fails as before.
+    (void)::open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
 }
 
 std::atomic<bool>* stop_flag() {

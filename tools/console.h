@@ -36,8 +36,15 @@ Nanos since_start();
 [[gnu::format(printf, 1, 2)]] void notice(const char* format, ...);
 // Text on stderr as it is.
 void print_error(std::string_view text);
+// From now on text that nobody has read for so long is dropped: a server goes on beside a pipe that
+// is full.
+void give_up_on_stderr_after(int milliseconds);
 // Text on stdout. kIo when it cannot be written; ok when the reader has gone.
 Status print_output(std::string_view text);
+
+// A file that is opened later must not get the number of a standard stream that was closed before
+// the program began: what is written for people would be written into it. To be called first.
+void hold_standard_descriptors();
 
 // Ignores SIGPIPE and makes SIGINT and SIGTERM set the flag that is returned.
 std::atomic<bool>* stop_flag();

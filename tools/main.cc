@@ -27,6 +27,7 @@ bool unknown_verb(const CLI::App& app, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  headrace::cli::hold_standard_descriptors();
   (void)headrace::cli::since_start();
   // One heap, given back as soon as it is free: what the allocator keeps counts against
   // --memory.
