@@ -2,7 +2,7 @@
 
 Units: sizes in MiB, times in ms, bandwidth in MiB/ms. A step is fixed by (family, seed).
 
-File format (read by tests/plan/oracle_graphs.h), one graph after the other:
+File format (read by tests/plan/oracle_steps.h), one graph after the other:
   graph NAME FAMILY fixed|free BUDGET_MIB LINK_MIB_PER_MS OPTIMUM_MS BOUND_MS closed|open
   t SIZE_MIB a|s|o          a: activation, s: state (there at entry, must survive), o: output
   op COST_MS WORKSPACE_MIB 0|1 IN,.. OUT,.. UPDATED,..     1: may run again; "-": none
