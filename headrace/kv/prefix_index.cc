@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <queue>
 
 #include "headrace/base/safe_file.h"
 
@@ -24,7 +23,8 @@ struct Record {
   int32_t children = 0;
   bool orphan = false;
 };
-static_assert(sizeof(Record) == 56, "prefix_memory() counts 64");
+// With its number among the leaves.
+static_assert(sizeof(Record) + sizeof(uint32_t) <= 64, "prefix_memory() counts 64");
 
 Record* find(std::vector<Record>& records, ChainHash hash) {
   const auto at = std::lower_bound(records.begin(), records.end(), hash,
@@ -56,34 +56,28 @@ class Evictor {
   Evictor(const std::string& folder, Bytes bytes, int64_t entries)
       : folder_(folder), bytes_(bytes), entries_(entries) {}
 
-  // What cannot be parsed is removed at once: it is of no use to this version.
+  // What cannot be parsed is of no use to this version, and goes at once where there is no room. At
+  // most kMostPrefixEntries are held in memory; what is beyond goes too.
   Status look() {
+    HR_ASSIGN(room_.left, prefix_usage(folder_));
+    records_.reserve(static_cast<size_t>(std::min(room_.left.entries, kMostPrefixEntries)));
     return each_name(folder_, [&](const std::string& name) {
       if (prefix_file_kind(name) != PrefixFileKind::kEntry) return;
       const std::string path = folder_ + "/" + name;
       const Bytes size = size_of(path);
       if (size < 0) return;
-      room_.left.entries += 1;
-      room_.left.bytes += size;
       const auto file = PrefixFile::open(path, false);
-      if (!file.ok()) {
-        if (file.status().code() != Code::kIo) unusable_.emplace_back(path, size);
-        return;
+      const bool usable = file.ok() || file.status().code() == Code::kIo;
+      if (usable ? static_cast<int64_t>(records_.size()) >= kMostPrefixEntries : !fits()) {
+        remove(path, size);
+      } else if (file.ok()) {
+        const PrefixHeader& h = file->header();
+        records_.push_back({h.hash, h.parent, size, h.priority, 0, h.first > 0});
       }
-      const PrefixHeader& h = file->header();
-      if (static_cast<int64_t>(records_.size()) >= kMostPrefixEntries) {
-        unusable_.emplace_back(path, size);
-        return;
-      }
-      records_.push_back({h.hash, h.parent, size, h.priority, 0, h.first > 0});
     });
   }
 
   void make_room(ChainHash spared) {
-    for (const auto& [path, size] : unusable_) {
-      if (fits()) return;
-      remove(path, size);
-    }
     std::sort(records_.begin(), records_.end(),
               [](const Record& a, const Record& b) { return a.hash < b.hash; });
     for (Record& r : records_) {
@@ -98,17 +92,13 @@ class Evictor {
   const PrefixRoom& room() const { return room_; }
 
  private:
-  struct Leaf {
-    bool orphan;
-    double priority;
-    size_t record;
-    // The top of a queue is its largest: the one to go next.
-    bool operator<(const Leaf& o) const {
-      if (orphan != o.orphan) return o.orphan;
-      if (priority != o.priority) return priority > o.priority;
-      return record > o.record;
-    }
-  };
+  // Of two leaves, whether the other goes first; the top of a heap is its largest.
+  bool later(uint32_t one, uint32_t other) const {
+    const Record &a = records_[one], &b = records_[other];
+    if (a.orphan != b.orphan) return b.orphan;
+    if (a.priority != b.priority) return a.priority > b.priority;
+    return one > other;
+  }
 
   bool fits() const { return room_.left.bytes <= bytes_ && room_.left.entries <= entries_; }
 
@@ -125,18 +115,22 @@ class Evictor {
 
   void evict_leaves(ChainHash spared) {
     double clock = prefix_clock(folder_);
-    std::priority_queue<Leaf> leaves;
+    const auto order = [this](uint32_t one, uint32_t other) { return later(one, other); };
+    std::vector<uint32_t> leaves;
+    leaves.reserve(records_.size());
     const auto offer = [&](size_t i) {
       const Record& r = records_[i];
-      if (r.children == 0 && r.hash != spared) leaves.push({r.orphan, r.priority, i});
+      if (r.children != 0 || r.hash == spared) return;
+      leaves.push_back(static_cast<uint32_t>(i));
+      std::push_heap(leaves.begin(), leaves.end(), order);
     };
     for (size_t i = 0; i < records_.size(); ++i) offer(i);
     while (!fits() && !leaves.empty()) {
-      const Leaf leaf = leaves.top();
-      leaves.pop();
-      const Record& r = records_[leaf.record];
+      std::pop_heap(leaves.begin(), leaves.end(), order);
+      const Record& r = records_[leaves.back()];
+      leaves.pop_back();
       remove(prefix_path(folder_, r.hash), r.bytes);
-      if (!leaf.orphan) clock = std::max(clock, leaf.priority);
+      if (!r.orphan) clock = std::max(clock, r.priority);
       Record* const parent = find(records_, r.parent);
       if (parent == nullptr) continue;
       --parent->children;
@@ -149,7 +143,6 @@ class Evictor {
   const Bytes bytes_;
   const int64_t entries_;
   std::vector<Record> records_;
-  std::vector<std::pair<std::string, Bytes>> unusable_;
   PrefixRoom room_;
 };
 

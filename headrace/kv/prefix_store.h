@@ -15,7 +15,8 @@
 //      a killed process has left is removed by the next that opens the folder.
 //   3. Several processes may use a folder at once. A read wants no lock; an entry that is evicted
 //      between lookup() and read() makes read() fail, which the caller takes as a miss.
-//   4. In a folder that cannot be written to entries are read and none are put; stats() says why.
+//   4. In a folder that cannot be written to entries are read and none are put; stats() says why. A
+//      disk that refuses later (it is full) is tried again now and then (prefix_writer.h).
 //   5. Memory: prefix_memory(). The payload goes past the page cache (O_DIRECT; where a file system
 //      has none, read pages are dropped at once; written ones go out piece by piece and are
 //      dropped). The first page of an entry that was looked at stays in the cache, which the system
@@ -66,7 +67,7 @@ struct PrefixStats {
   Bytes read_bytes = 0;
   int64_t corrupted = 0;  // entries that were damaged, when looked up or read
   PrefixWritten written;
-  std::string not_writing;  // why nothing is written (any more); empty: it is
+  std::string not_writing;  // why nothing was written last; empty: it is
 };
 
 // The most memory that a store takes: staging, a buffer of the largest layer or 4 MiB, a thread,
@@ -109,7 +110,7 @@ class PrefixStore {
   Result<PrefixPut> put(
       ChainHash parent, int64_t first, std::span<const int32_t> tokens, double recompute_seconds,
       const std::function<Status(size_t layer, std::span<std::byte> out)>& fill);
-  // Waits until what was put is written. kIo: writing has ended; says why.
+  // Waits until what was put is written. kIo: the disk has refused; says why.
   Status flush();
 
   // Saves all tokens of a conversation under a name, at once. kUsage, kIo.

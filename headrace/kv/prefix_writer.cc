@@ -59,7 +59,8 @@ void PrefixWriter::stop(std::string reason) {
 PageBytes PrefixWriter::take(Bytes file_bytes) {
   const std::lock_guard lock(mutex_);
   PageBytes memory;
-  if (thread_ && stopped_.empty() && staged_ + file_bytes <= options_.staging_bytes) {
+  const bool tried = stopped_.empty() || --pause_ < 0;
+  if (thread_ && tried && staged_ + file_bytes <= options_.staging_bytes) {
     memory = make_page_bytes(file_bytes);
   }
   if (memory == nullptr) {
@@ -117,14 +118,15 @@ void PrefixWriter::work() {
     if (jobs_.empty()) return;
     Job& job = jobs_.front();  // stays in its place while others are added behind it
     const Bytes bytes = job.header.file_bytes();
-    Result<bool> done = false;
-    if (stopped_.empty()) {
-      lock.unlock();
-      done = write(job);
-      lock.lock();
+    lock.unlock();
+    const Result<bool> done = write(job);
+    lock.lock();
+    if (!done.ok()) {
+      stopped_ = done.status().message();
+      pause_ = kRefusalPause;
     }
-    if (!done.ok() && stopped_.empty()) stopped_ = done.status().message();
     if (done.ok() && *done) {
+      stopped_.clear();
       ++written_.entries;
       written_.bytes += bytes;
     } else {
@@ -158,8 +160,9 @@ Result<bool> PrefixWriter::make_room(const PrefixHeader& header) {
     if (lock.held()) {
       // A little more than needed, or a full store would be looked through for each entry.
       const Bytes most = std::max<Bytes>(0, limit - bytes - limit / 32);
-      HR_ASSIGN(const PrefixRoom room, evict_prefixes(options_.folder, most,
-                                                      kMostPrefixEntries - 1, header.parent));
+      constexpr int64_t kEntries = kMostPrefixEntries - kMostPrefixEntries / 32;
+      HR_ASSIGN(const PrefixRoom room,
+                evict_prefixes(options_.folder, most, kEntries, header.parent));
       there_ = room.left;
       since_count_ = 0;
       const std::lock_guard guard(mutex_);

@@ -5,8 +5,9 @@
 //      counted.
 //   2. An entry is under its name whole and synced, or not at all. Its parent was there when it was
 //      written.
-//   3. When the disk refuses (full, read-only, broken), writing ends for good, what was half
-//      written is removed, and stopped() says why.
+//   3. When the disk refuses (full, read-only, broken), what was half written is removed, stopped()
+//      says why, and kRefusalPause entries are dropped before one is tried; with the first that can be
+//      written writing goes on.
 // Its thread has a stack of 256 KiB and runs one job at a time.
 #pragma once
 
@@ -20,6 +21,10 @@
 
 namespace headrace {
 
+// Dropping costs nothing; trying, a copy of an entry and what little room a full disk has left. An
+// entry is offered for each 256 tokens that are computed: this is 2048 of them.
+constexpr int64_t kRefusalPause = 8;
+
 struct PrefixWriterOptions {
   std::string folder;
   Bytes limit_bytes = 0;    // of all entries in the folder; 0: none
@@ -30,7 +35,7 @@ struct PrefixWriterOptions {
 struct PrefixWritten {
   int64_t entries = 0;
   Bytes bytes = 0;
-  int64_t dropped = 0;  // no room in staging or in the folder, no parent, or writing has ended
+  int64_t dropped = 0;  // no room in staging or in the folder, no parent, or the disk refuses
   int64_t evicted = 0;
   Bytes evicted_bytes = 0;
 };
@@ -41,9 +46,9 @@ class PrefixWriter {
   PrefixWriter(const PrefixWriter&) = delete;
   ~PrefixWriter();  // writes what waits, then ends the thread
 
-  // Begins. kIo when there is no thread. Not begun, everything is dropped.
+  // Begins. kIo when there is no thread.
   Status start();
-  // Ends writing with this reason, as the disk's refusal does.
+  // Instead: everything is dropped, for this reason.
   void stop(std::string reason);
 
   // Memory for an entry's file; empty when there is no room: then the entry has been dropped.
@@ -82,6 +87,7 @@ class PrefixWriter {
   Bytes staged_ = 0;
   bool ending_ = false;
   std::string stopped_;
+  int64_t pause_ = 0;  // entries to be dropped before one is tried
   PrefixWritten written_;
   std::optional<pthread_t> thread_;
 };

@@ -40,7 +40,7 @@ class BatchPrefix {
     kept_.erase(sequence.value);
     found_.erase(sequence.value);
   }
-  // Waits until all is written. kIo: writing has ended; says why.
+  // Waits until all is written. kIo: the disk has refused; says why.
   Status flush() { return store_->flush(); }
   PrefixStats stats() const { return store_->stats(); }
 

@@ -458,6 +458,9 @@ TEST_F(Serve, ADiskThatTakesNothingLosesNobodyAndChangesNoText) {
     EXPECT_EQ(said(std::move(texts)), long_ones);
     return live()["preemptions"] > 0;
   });
+  // So does the prefix store, after a while.
+  wait_until([&] { return ask_one(0, 24) == without[0] && store_writes("1"); });
+  EXPECT_GT(entries_in(folder_ / "store"), 0u);
   EXPECT_EQ(live()["jobs_failed"], 0);
   EXPECT_EQ(stop().code, 0);
 }

@@ -247,6 +247,25 @@ TEST(PrefixStore, WhatNobodyReadsAgesHoweverDearItWas) {
   EXPECT_LT(lived, 39);  // but not for ever
 }
 
+TEST(PrefixStore, AFolderOfTooManyFilesIsBroughtBelowItsMostAtOnceAndDamagedOnesGoFirst) {
+  const Scratch scratch(true);
+  const auto tokens = tokens_of(1, 768);
+  saved(scratch.folder(), tokens);
+  for (int64_t i = 0; i <= kMostPrefixEntries; ++i) {
+    write_text(scratch.path(text_of("%032llx.kv", static_cast<unsigned long long>(i))), "");
+  }
+  const auto store = opened(scratch.folder());
+  put_all(*store, tokens_of(2, 512));
+  ASSERT_TRUE(store->flush().ok());
+  // One look at them makes room for many: the second entry needed none.
+  const PrefixWritten written = store->stats().written;
+  EXPECT_EQ(written.entries, 2);
+  EXPECT_EQ(written.evicted, kMostPrefixEntries / 32 + 4);
+  EXPECT_EQ(prefix_usage(scratch.folder())->entries,
+            kMostPrefixEntries - kMostPrefixEntries / 32 + 2);
+  EXPECT_EQ(restored(*store, tokens), 768);
+}
+
 TEST(PrefixStore, APromptLargerThanTheLimitKeepsItsBeginning) {
   const Scratch scratch(true);
   PrefixOptions options = small_options();
@@ -271,7 +290,7 @@ TEST(PrefixStore, WhatStagingHasNoRoomForIsDroppedAndCountedAndItsChildrenToo) {
   EXPECT_TRUE(names_in(scratch.folder()).empty());
 }
 
-TEST(PrefixStore, AFullDiskEndsWritingAndLeavesNothingHalf) {
+TEST(PrefixStore, AFullDiskLeavesNothingHalfAndWhatIsThereIsRead) {
   const Scratch scratch(true);
   const auto first = tokens_of(1, 512), second = tokens_of(2, 512);
   saved(scratch.folder(), first);
@@ -285,6 +304,37 @@ TEST(PrefixStore, AFullDiskEndsWritingAndLeavesNothingHalf) {
   EXPECT_EQ(put_all(*store, second), PrefixPut::kDropped);
   EXPECT_EQ(names_in(scratch.folder()).size(), 2u);
   EXPECT_EQ(restored(*store, first), 512);
+}
+
+TEST(PrefixStore, ADiskThatRefusedIsTriedNowAndThenAndWritingGoesOnWhenItTakesAgain) {
+  const Scratch scratch(true);
+  const auto tokens = tokens_of(1, 512);
+  const std::span<const int32_t> one = std::span(tokens).first(256);
+  const auto store = opened(scratch.folder());
+  FaultyCalls faults;
+  faults.fault = FaultyCalls::Fault::kDiskFull;
+  faults.at = 0;
+  int tried = 0;
+  for (int64_t i = 0; i < 1 + 10 * (kRefusalPause + 1); ++i) {
+    tried += put_all(*store, one) == PrefixPut::kQueued;
+    EXPECT_EQ(store->flush().code(), Code::kIo);
+  }
+  EXPECT_EQ(tried, 11);  // the first one, and one after each pause
+  EXPECT_TRUE(names_in(scratch.folder()).empty());
+  faults.fault = FaultyCalls::Fault::kNone;
+  for (int64_t i = 0; i < kRefusalPause; ++i) {
+    ASSERT_EQ(put_all(*store, one), PrefixPut::kDropped);
+  }
+  EXPECT_FALSE(store->stats().not_writing.empty());
+  // Its parent is not there: nothing is learnt of the disk, so the next is tried at once.
+  const auto nothing = [](size_t, std::span<std::byte>) { return Status(); };
+  const ChainHash parent = chain_next(store->root(), one);
+  ASSERT_EQ(*store->put(parent, 256, std::span(tokens).last(256), 1, nothing), PrefixPut::kQueued);
+  EXPECT_FALSE(store->flush().ok());
+  EXPECT_EQ(put_all(*store, tokens), PrefixPut::kQueued);
+  EXPECT_TRUE(store->flush().ok());
+  EXPECT_TRUE(store->stats().not_writing.empty());
+  EXPECT_EQ(restored(*store, tokens), 512);
 }
 
 TEST(PrefixStore, EveryFileCallThatFailsIsAReasonOrAMissAndNothingHalf) {
