@@ -52,21 +52,34 @@ Bytes droppable_cache(const std::string& stat_path, const char* key) {
 
 struct GroupFiles {
   const char* limit;
+  const char* soft_limit;  // v1's is a wish: nobody is held up at it
   const char* usage;
   const char* cache_key;
 };
-constexpr GroupFiles kV1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+constexpr GroupFiles kV1 = {"memory.limit_in_bytes", nullptr, "memory.usage_in_bytes",
                             "total_inactive_file"};
-constexpr GroupFiles kV2 = {"memory.max", "memory.current", "inactive_file"};
+constexpr GroupFiles kV2 = {"memory.max", "memory.high", "memory.current", "inactive_file"};
 
-// The tightest group from `path` up to the mount; a limit beyond 2^60 is v1's "none".
+// -1: none. A limit beyond 2^60 is v1's "none".
+Bytes limit_of(const std::string& folder, const GroupFiles& files) {
+  Bytes least = -1;
+  for (const char* name : {files.limit, files.soft_limit}) {
+    const Bytes limit = name != nullptr ? number_in(folder + "/" + name) : -1;
+    if (limit < 0 || limit >= (Bytes{1} << 60)) continue;
+    least = least < 0 ? limit : std::min(least, limit);
+  }
+  return least;
+}
+
+// The tightest group from `path` up to the mount.
 void tighten(const std::string& mount, std::string path, const GroupFiles& files,
              MemoryRoom& room) {
   for (;;) {
     const std::string folder = mount + path;
-    const Bytes limit = number_in(folder + "/" + files.limit);
+    const Bytes limit = limit_of(folder, files);
     const Bytes usage = number_in(folder + "/" + files.usage);
-    if (limit >= 0 && limit < (Bytes{1} << 60) && usage >= 0) {
+    if (limit >= 0 && usage >= 0) {
+      room.cgroup_limit = room.cgroup_limit < 0 ? limit : std::min(room.cgroup_limit, limit);
       const Bytes cache = droppable_cache(folder + "/memory.stat", files.cache_key);
       const Bytes left = std::max<Bytes>(0, limit - std::max<Bytes>(0, usage - cache));
       if (room.cgroup_left < 0 || left < room.cgroup_left) {
@@ -136,6 +149,16 @@ Result<MemoryRoom> memory_room(const std::string& root) {
     if (controllers.empty()) tighten(root + "/sys/fs/cgroup", path, kV2, room);
   }
   return room;
+}
+
+Status check_group_limit(Bytes bytes, const MemoryRoom& room) {
+  if (room.cgroup_limit < 0 || bytes <= room.cgroup_limit) return {};
+  return error(Code::kDoesNotFit,
+               "the limit of this control group (or container) is %s (%lld bytes), and %s will be "
+               "held: the system would end this process or hold it up; give --memory %lldMiB at "
+               "most, or auto",
+               human_bytes(room.cgroup_limit).c_str(), static_cast<long long>(room.cgroup_limit),
+               human_bytes(bytes).c_str(), static_cast<long long>(room.cgroup_limit / kMiB));
 }
 
 Result<Bytes> parse_size(const std::string& source, Bytes whole) {

@@ -31,10 +31,16 @@ struct MemoryRoom {
   Bytes mem_available = 0; // MemAvailable of the machine
   Bytes cgroup_left = -1;  // of the tightest control group on the way up; -1: no limit
   std::string limited_by;  // "MemAvailable" or the control group's path
+  Bytes cgroup_limit = -1; // the smallest limit on the way up; -1: none
 };
 // `root` is prefixed to every path that is read, so that tests can lay out a tree. Page cache that
-// a control group could drop counts as free; kIo when /proc/meminfo cannot be read.
+// a control group could drop counts as free. The limit of a v2 group is the lower of memory.max and
+// memory.high: beyond it nobody is killed, but without swap hardly anything moves. kIo when
+// /proc/meminfo cannot be read.
 Result<MemoryRoom> memory_room(const std::string& root = "");
+
+// kDoesNotFit, with both numbers, where a process that will hold `bytes` is beyond that limit.
+Status check_group_limit(Bytes bytes, const MemoryRoom& room);
 
 // "512MiB", "2GB", "1.5GiB", "800M" (= MiB), "4096" (bytes), "60%" (of `whole`). kUsage, naming the
 // text, for anything else, zero and negative sizes included.

@@ -112,6 +112,44 @@ TEST(MemoryRoom, V2WordMaxIsNoLimit) {
   EXPECT_EQ(system.room().available, 16 * kGiB);
 }
 
+TEST(MemoryRoom, V2SoftLimitCountsWhereItIsLower) {
+  FakeSystem system;
+  system.own_group("0::/a\n");
+  system.v2("/a", "max", 300 * kMiB);
+  system.write("/sys/fs/cgroup/a/memory.high", mib(700) + "\n");
+  EXPECT_EQ(system.room().available, 400 * kMiB);
+  system.v2("/a", mib(500), 300 * kMiB);
+  EXPECT_EQ(system.room().available, 200 * kMiB);
+  system.write("/sys/fs/cgroup/a/memory.high", "max\n");
+  EXPECT_EQ(system.room().available, 200 * kMiB);
+}
+
+// Both hierarchies are mounted, the controller is in the old one.
+TEST(MemoryRoom, InAHybridTreeTheOldHierarchysLimitIsFound) {
+  FakeSystem system;
+  system.own_group("4:memory:/job\n1:name=systemd:/job\n0::/job\n");
+  system.v1("/job", mib(600), 100 * kMiB);
+  system.write("/sys/fs/cgroup/unified/job/cgroup.procs", "1\n");
+  EXPECT_EQ(system.room().available, 500 * kMiB);
+}
+
+TEST(MemoryRoom, TheSmallestLimitOnTheWayUpIsTheMostThatAProcessMayHold) {
+  FakeSystem system;
+  EXPECT_EQ(system.room().cgroup_limit, -1);
+  EXPECT_TRUE(check_group_limit(100 * kGiB, system.room()).ok());
+  system.own_group("0::/pod/job\n");
+  system.v2("/pod/job", mib(900), 890 * kMiB);
+  system.v2("/pod", mib(600), 10 * kMiB);
+  system.v2("", "max", 5 * kGiB);
+  const MemoryRoom room = system.room();
+  EXPECT_EQ(room.cgroup_limit, 600 * kMiB);
+  EXPECT_EQ(room.cgroup_left, 10 * kMiB);
+  EXPECT_TRUE(check_group_limit(600 * kMiB, room).ok());
+  const Status status = check_group_limit(600 * kMiB + 1, room);
+  EXPECT_EQ(status.code(), Code::kDoesNotFit);
+  EXPECT_THAT(status.message(), HasSubstr("--memory 600MiB at most"));
+}
+
 TEST(MemoryRoom, ALimitOfAParentCounts) {
   FakeSystem system;
   system.own_group("0::/a/b/c\n");
