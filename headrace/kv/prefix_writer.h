@@ -6,8 +6,8 @@
 //   2. An entry is under its name whole and synced, or not at all. Its parent was there when it was
 //      written.
 //   3. When the disk refuses (full, read-only, broken), what was half written is removed, stopped()
-//      says why, and kRefusalPause entries are dropped before one is tried; with the first that can be
-//      written writing goes on.
+//      says why, and kRefusalPause entries are dropped before one is tried; with the first that can
+//      be written writing goes on.
 // Its thread has a stack of 256 KiB and runs one job at a time.
 #pragma once
 
