@@ -33,6 +33,8 @@ constexpr Bytes kDraftKv = 32 * kMiB;
 constexpr rlim_t kOtherFiles = 256;
 // For clients to be told that their answers were cut off.
 constexpr std::chrono::seconds kCutPatience{5};
+// That a notice waits for an stderr which nobody reads.
+constexpr int kPatienceMs = 1000;
 // How often the flag of the signal is looked at; a signal ends the sleep anyway.
 constexpr useconds_t kLookEvery = 200'000;
 
@@ -126,6 +128,7 @@ class Serving {
   explicit Serving(const ServeOptions& options) : o_(options), stop_(stop_flag()) {}
 
   Status run() {
+    give_up_on_stderr_after(kPatienceMs);
     HR_TRY(check_options());
     HR_ASSIGN(server_, Server::listen(server_options_));
     notice("listening on %s; loading", url().c_str());
@@ -137,7 +140,10 @@ class Serving {
     // A signal may also be why it could not be loaded.
     if (stop_->load()) return error(Code::kCancelled, "stopped on request");
     HR_TRY(loaded);
-    HR_TRY(print_output(ready_line()));
+    // Whoever cannot be told is served all the same.
+    if (const Status told = print_output(ready_line()); !told.ok()) {
+      notice("%s", told.message().c_str());
+    }
     while (!stop_->load()) ::usleep(kLookEvery);
     return drain();
   }
