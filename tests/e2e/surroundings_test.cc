@@ -1,0 +1,121 @@
+// What the program does in odd surroundings: system calls that are forbidden, standard streams that
+// are closed, full, or read by nobody.
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <iterator>
+
+#include "tests/e2e/serve.h"
+
+namespace headrace::testing {
+namespace {
+
+// As Docker's default profile does.
+void forbid_io_uring() {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {static_cast<unsigned short>(std::size(filter)), filter};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    ::_exit(98);
+  }
+}
+
+class Surroundings : public Serve {
+ protected:
+  // For a server that cannot say on stdout where it listens.
+  void start_silently(const Process::Options& options) {
+    port_ = free_port();
+    process_.emplace(folder_,
+                     std::vector<std::string>{"serve", model(), "--memory", "64MiB", "--port",
+                                              std::to_string(port_), "--threads", "2"},
+                     options);
+    wait_until([&] { return ask(get("/health")).status == 200; });
+  }
+  static uint16_t free_port() {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in a{};
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof a;
+    EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&a), size), 0);
+    EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&a), &size), 0);
+    ::close(fd);
+    return ntohs(a.sin_port);
+  }
+  std::string descriptor(int number) const {
+    return std::filesystem::read_symlink("/proc/" + std::to_string(process_->pid()) + "/fd/" +
+                                         std::to_string(number)).string();
+  }
+};
+
+TEST_F(Surroundings, RunsAndServesWhereIoUringIsForbidden) {
+  const std::vector<std::string> run = {"run", model(), "--prompt", "The quick brown fox",
+                                        "--ignore-eos", "--temperature", "0", "--tokens", "8",
+                                        "--memory", "64MiB"};
+  const Finished usual = headrace(folder_, run);
+  ASSERT_EQ(usual.code, 0) << usual.err;
+  Process::Options options;
+  options.in_child = forbid_io_uring;
+  Process process(folder_, run, options);
+  const Finished forbidden = process.wait();
+  ASSERT_EQ(forbidden.code, 0) << forbidden.err;
+  EXPECT_EQ(forbidden.out, usual.out);
+
+  start({}, "64MiB", options);
+  EXPECT_EQ(complete("The quick brown fox", 8), usual.out);
+  const Finished f = stop();
+  EXPECT_EQ(f.code, 0) << f.err;
+  EXPECT_NE(f.err.find("io_uring"), std::string::npos) << f.err;
+}
+
+TEST_F(Surroundings, NoFileGetsTheNumberOfAStandardStreamThatWasClosed) {
+  Process::Options options;
+  options.in_child = [] { ::close_range(0, 2, 0); };
+  start_silently(options);
+  for (const int number : {0, 1, 2}) EXPECT_EQ(descriptor(number), "/dev/null") << number;
+  EXPECT_FALSE(complete("The quick brown fox", 8).empty());
+  EXPECT_EQ(stop().code, 0);
+}
+
+TEST_F(Surroundings, ServesWhereStdoutIsFull) {
+  const int full = ::open("/dev/full", O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(full, 0);
+  Process::Options options;
+  options.stdout_descriptor = full;
+  start_silently(options);
+  EXPECT_FALSE(complete("The quick brown fox", 8).empty());
+  const Finished f = stop();
+  ::close(full);
+  EXPECT_EQ(f.code, 0) << f.err;
+  EXPECT_NE(f.err.find("standard output: No space left"), std::string::npos) << f.err;
+}
+
+// It holds the reading end itself, and does not read.
+TEST_F(Surroundings, IsNotHeldUpByAnStderrThatNobodyReads) {
+  const std::string fifo = folder_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  Process::Options options;
+  options.in_child = [&] { ::dup2(::open(fifo.c_str(), O_RDWR), 2); };
+  start({}, "64MiB", options);
+  const int end = ::open(fifo.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(end, 0);
+  const std::string page(4096, 'x');
+  while (::write(end, page.data(), page.size()) > 0) {
+  }
+  ASSERT_EQ(errno, EAGAIN);
+  EXPECT_EQ(stop().code, 0);
+  ::close(end);
+}
+
+}  // namespace
+}  // namespace headrace::testing
