@@ -1,5 +1,7 @@
 #include "headrace/serve/openai_fields.h"
 
+#include <cmath>
+
 #include "headrace/base/json_text.h"
 #include "headrace/base/status.h"
 
@@ -10,6 +12,8 @@ namespace {
 // member of an object takes beside: a node of a tree and a string.
 constexpr Bytes kValueBytes = 48;
 constexpr Bytes kMemberBytes = 96;
+// Whole numbers up to this are exact in double.
+constexpr double kMostExact = 9007199254740992;  // 2^53
 
 // Builds the value as the parser meets it. The parser does not recurse.
 class Builder : public nlohmann::json_sax<Json> {
@@ -162,8 +166,11 @@ void Fields::number(const char* key, double least, double most, double* out) {
 void Fields::integer(const char* key, int64_t least, int64_t most, int64_t* out) {
   const Json* value = find(key);
   if (value == nullptr) return;
-  // Integers beyond 64 bits come as floating-point numbers.
-  if (!value->is_number_integer()) return wrong_type(key, *value, "an integer");
+  // Integers beyond 64 bits come as floating-point numbers; so do whole numbers of clients whose
+  // numbers are all of that kind (256.0).
+  const double given = value->is_number_float() ? value->get<double>() : 0;
+  const bool whole = given == std::trunc(given) && std::abs(given) <= kMostExact;
+  if (!value->is_number() || !whole) return wrong_type(key, *value, "an integer");
   const bool beyond = value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX;
   const int64_t number = beyond ? INT64_MAX : value->get<int64_t>();
   if (beyond || number < least || number > most) {
@@ -197,6 +204,13 @@ void Fields::unsupported(const char* key, const char* why) {
   if (find(key) == nullptr) return;
   fail(key, "'" + path_ + key + "' is not supported by this server" + why,
        "unsupported_parameter");
+}
+
+void Fields::unsupported_unless_empty(const char* key) {
+  const Json* value = find(key);
+  if (value == nullptr || *value == false || *value == 0 || *value == "") return;
+  if (value->is_structured() && value->empty()) return;
+  unsupported(key);
 }
 
 void Fields::missing(const char* key) {

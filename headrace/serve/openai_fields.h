@@ -33,6 +33,7 @@ class Fields {
   // nullptr when absent or null, or after a failure.
   Json* find(const char* key);
   void number(const char* key, double least, double most, double* out);
+  // 256.0 is an integer too.
   void integer(const char* key, int64_t least, int64_t most, int64_t* out);
   void integer(const char* key, int64_t least, int64_t most, int* out);
   void flag(const char* key, bool* out);
@@ -40,6 +41,8 @@ class Fields {
 
   // "'key' is not supported..." for a field that is there.
   void unsupported(const char* key, const char* why = "");
+  // The same, but what asks for nothing is taken: false, 0, "", [], {}.
+  void unsupported_unless_empty(const char* key);
   void missing(const char* key);
   // `what`: "a number", "a string or an array of strings".
   void wrong_type(const std::string& key, const Json& value, const char* what);

@@ -108,14 +108,29 @@ void read_sampling(Fields& f, const GenerateLimits& limits, GenerateRequest* out
   s = limits.defaults;
   f.number("temperature", 0, 2, &s.temperature);
   f.number("top_p", 0, 1, &s.top_p);
-  if (s.top_p == 0) f.wrong_value("top_p", "above 0 and at most 1, not 0");
-  f.integer("top_k", 0, INT32_MAX, &s.top_k);
+  f.integer("top_k", -1, INT32_MAX, &s.top_k);
+  s.top_k = std::max(s.top_k, 0);
   f.number("min_p", 0, 1, &s.min_p);
+  if (f.find("repeat_penalty") != nullptr && f.find("repetition_penalty") != nullptr) {
+    f.fail("repetition_penalty", "'repeat_penalty' and 'repetition_penalty' are the same: give one",
+           "invalid_value");
+  }
   f.number("repeat_penalty", 0.01, 100, &s.repeat_penalty);
+  f.number("repetition_penalty", 0.01, 100, &s.repeat_penalty);
   f.number("presence_penalty", -2, 2, &s.presence_penalty);
   f.number("frequency_penalty", -2, 2, &s.frequency_penalty);
   read_bias(f, limits.vocab, &s.logit_bias);
   read_seed(f, out);
+}
+
+// What other servers take beyond OpenAI's fields and would change the answer.
+void refuse_foreign(Fields& f) {
+  for (const char* key :
+       {"grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "structured_outputs", "stop_token_ids", "bad_words", "min_tokens", "use_beam_search",
+        "continue_final_message"}) {
+    f.unsupported_unless_empty(key);
+  }
 }
 
 void read_common(Fields& f, bool chat, const GenerateLimits& limits, GenerateRequest* out) {
@@ -130,20 +145,19 @@ void read_common(Fields& f, bool chat, const GenerateLimits& limits, GenerateReq
   f.flag("ignore_eos", &out->ignore_end);
   std::string user;
   f.text("user", &user);
+  refuse_foreign(f);
 }
 
 // --- chats ---
 
 // Fields of a chat that would change the answer.
 void refuse_unsupported(Fields& f) {
-  for (const char* key : {"tools", "functions"}) {
-    const Json* list = f.find(key);
-    if (list != nullptr && !(list->is_array() && list->empty())) f.unsupported(key);
+  for (const char* key : {"tools", "functions"}) f.unsupported_unless_empty(key);
+  // Without tools "auto" is "none".
+  for (const char* key : {"tool_choice", "function_call"}) {
+    const Json* choice = f.find(key);
+    if (choice != nullptr && *choice != "none" && *choice != "auto") f.unsupported(key);
   }
-  const Json* choice = f.find("tool_choice");
-  if (choice != nullptr && *choice != "none") f.unsupported("tool_choice");
-  const Json* call = f.find("function_call");
-  if (call != nullptr && *call != "none") f.unsupported("function_call");
   const Json* modalities = f.find("modalities");
   if (modalities != nullptr && *modalities != Json::array({"text"})) {
     f.unsupported("modalities", ", except [\"text\"]");
@@ -198,8 +212,7 @@ void read_role(Fields& f, std::string* role) {
 // One message, also as JSON at the end of *json.
 void read_message(Fields& f, ChatMessage* out, std::string* json) {
   read_role(f, &out->role);
-  const Json* calls = f.find("tool_calls");
-  if (calls != nullptr && !(calls->is_array() && calls->empty())) f.unsupported("tool_calls");
+  f.unsupported_unless_empty("tool_calls");
   f.unsupported("function_call");
   f.unsupported("audio");
   Json* content = f.find("content");

@@ -8,12 +8,13 @@
 //      are finite: 1e999, NaN and Infinity are refused. A number or a bool in a string is refused.
 //   3. null is the same as absence. A key that comes twice in an object is refused. Unknown fields
 //      are ignored; known ones that would change the answer and are not supported are refused by
-//      name: tools, functions, images, audio, response_format other than text, suffix, best_of > n.
+//      name: tools, functions, images, audio, response_format other than text, suffix, best_of > n,
+//      and what other servers have beside that (grammar, guided_json, stop_token_ids...).
 //
 // Where OpenAI's reference leaves it open: `developer` is the system role; contents in parts are
 // joined; max_tokens and max_completion_tokens may both be given if they agree; "stream_options"
 // needs "stream": true; `model` may be missing (empty: the caller takes the one there is). Beyond
-// OpenAI: top_k, min_p, repeat_penalty, ignore_eos, priority.
+// OpenAI: top_k (0 or -1: all), min_p, repeat_penalty (repetition_penalty), ignore_eos, priority.
 //
 // Sources: OpenAI's API reference (chat/create, completions/create); RFC 8259 (JSON).
 #pragma once

@@ -54,7 +54,7 @@ Status check_bias(const std::vector<LogitBias>& biases, int64_t vocab) {
 Status check(const SamplingOptions& o, int64_t vocab) {
   if (!(o.temperature >= 0)) return error(Code::kUsage, "temperature must be 0 or more");
   if (o.top_k < 0) return error(Code::kUsage, "top-k must be 0 (all) or more");
-  if (!(o.top_p > 0 && o.top_p <= 1)) return error(Code::kUsage, "top-p must be in (0, 1]");
+  if (!(o.top_p >= 0 && o.top_p <= 1)) return error(Code::kUsage, "top-p must be in [0, 1]");
   if (!(o.min_p >= 0 && o.min_p <= 1)) return error(Code::kUsage, "min-p must be in [0, 1]");
   if (!(o.repeat_penalty > 0)) return error(Code::kUsage, "repeat-penalty must be above 0");
   if (o.repeat_last < 0) return error(Code::kUsage, "repeat-last must be 0 or more");

@@ -37,7 +37,7 @@ struct LogitBias {
 struct SamplingOptions {
   double temperature = 0;       // 0: greedy
   int top_k = 0;                // 0: all
-  double top_p = 1;             // 1: all
+  double top_p = 1;             // 1: all; 0: the most probable one
   double min_p = 0;             // 0: all
   double repeat_penalty = 1;    // 1: none (Keskar et al., CTRL, 2019)
   int repeat_last = 64;         // tokens of the history that this penalty looks back at

@@ -168,14 +168,15 @@ TEST(OpenaiRequest, NumbersAreHeldToTheirRangesAndTypes) {
   }
   const std::pair<const char*, std::vector<const char*>> out_of_range[] = {
       {"temperature", {"-0.1", "2.1", "1e300", "99999999999999999999999"}},
-      {"top_p", {"0", "-1", "1.0001"}},
+      {"top_p", {"-0.001", "-1", "1.0001"}},
       {"min_p", {"-0.01", "1.01"}},
       {"presence_penalty", {"-2.01", "2.01"}},
       {"frequency_penalty", {"-2.01", "2.01"}},
       {"repeat_penalty", {"0", "-1", "101"}},
-      {"top_k", {"-1", "2147483648", "9223372036854775808", "1.5", "1e30"}},
-      {"n", {"0", "-1", "5", "1.0", "18446744073709551615"}},
-      {"max_tokens", {"0", "-1", "-9223372036854775808", "-99999999999999999999", "2.5"}},
+      {"top_k", {"-2", "2147483648", "9223372036854775808", "1.5", "1e30"}},
+      {"n", {"0", "-1", "5", "5.0", "1.5", "18446744073709551615"}},
+      {"max_tokens", {"0", "-1", "-1.0", "-9223372036854775808", "-99999999999999999999", "2.5",
+                      "9007199254740994.0"}},
       {"seed", {"0.5", "1e3", "99999999999999999999999"}},
       {"priority", {"1001", "-1001"}},
   };
@@ -189,6 +190,23 @@ TEST(OpenaiRequest, NumbersAreHeldToTheirRangesAndTypes) {
   EXPECT_EQ(chat(R"("max_completion_tokens":2,"max_tokens":2)").max_tokens, 2);
   EXPECT_EQ(chat(R"("temperature":0)").sampling.temperature, 0);
   EXPECT_EQ(chat(R"("temperature":2)").sampling.temperature, 2);
+}
+
+TEST(OpenaiRequest, WhatClientsOfOtherServersSendForNothingIsTaken) {
+  // JSON has one kind of number: sliders of pages and Lua send whole ones with a point.
+  EXPECT_EQ(chat(R"("max_tokens":256.0)").max_tokens, 256);
+  EXPECT_EQ(completion(R"("n":2e0)").n, 2);
+  EXPECT_EQ(chat(R"("top_p":0)").sampling.top_p, 0);  // OpenAI's range begins with 0
+  EXPECT_EQ(chat(R"("top_k":-1)").sampling.top_k, 0);  // all, as vLLM writes it
+  EXPECT_EQ(completion(R"("repetition_penalty":1.25)").sampling.repeat_penalty, 1.25);
+  expect_refused(R"("repetition_penalty":1.25,"repeat_penalty":1.2)", "repetition_penalty");
+  expect_refused(R"("repetition_penalty":0)", "repetition_penalty");
+  chat(R"("tools":[],"tool_choice":"auto","functions":[],"function_call":"auto")");
+  chat(R"("parallel_tool_calls":false,"store":true,"metadata":{"a":"b"},"service_tier":"auto",
+          "reasoning_effort":"low","verbosity":"low","safety_identifier":"x",
+          "prompt_cache_key":"k","prediction":null,"extra_body":{})");
+  completion(R"("grammar":"","json_schema":null,"guided_json":null,"stop_token_ids":[],
+                "min_tokens":0,"use_beam_search":false,"bad_words":[])");
 }
 
 TEST(OpenaiRequest, WhatIsNoNumberInJsonIsRefused) {
@@ -267,14 +285,20 @@ TEST(OpenaiRequest, LogprobsHaveTheShapeOfTheirEndpoint) {
 
 TEST(OpenaiRequest, WhatIsNotSupportedIsRefusedByName) {
   for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
-           {"tools", R"([{"type":"function"}])"}, {"tools", "{}"}, {"functions", R"([{}])"},
-           {"tool_choice", R"("auto")"}, {"tool_choice", "{}"}, {"function_call", R"("auto")"},
+           {"tools", R"([{"type":"function"}])"}, {"tools", "1"}, {"functions", R"([{}])"},
+           {"tool_choice", R"("required")"}, {"tool_choice", "{}"}, {"function_call", "{}"},
            {"modalities", R"(["text","audio"])"}, {"modalities", R"("text")"},
            {"audio", R"({"voice":"x"})"}, {"web_search_options", "{}"},
            {"response_format", R"({"type":"json_object"})"},
            {"response_format", R"({"type":"json_schema","json_schema":{}})"},
            {"response_format", "{}"}}) {
     expect_chat_refused('"' + key + "\":" + value, key, "not supported");
+  }
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"grammar", R"("root ::= x")"}, {"json_schema", R"({"type":"object"})"},
+           {"guided_choice", R"(["a"])"}, {"structured_outputs", R"({"regex":"a"})"},
+           {"stop_token_ids", "[2]"}, {"min_tokens", "4"}, {"continue_final_message", "true"}}) {
+    expect_refused('"' + key + "\":" + value, key, "not supported");
   }
   expect_chat_refused(R"("response_format":"text")", "response_format", "must be an object");
   expect_completion_refused(R"("suffix":"end")", "suffix", "not supported");

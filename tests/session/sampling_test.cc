@@ -186,10 +186,12 @@ TEST(Sampler, TopKOfOneAndTinyTopPAreGreedy) {
   SamplingOptions p;
   p.temperature = 5;
   p.top_p = 1e-9;
+  SamplingOptions none = p;
+  none.top_p = 0;
   SamplingOptions m;
   m.temperature = 5;
   m.min_p = 1;
-  for (const SamplingOptions& o : {k, p, m}) {
+  for (const SamplingOptions& o : {k, p, none, m}) {
     Sampler sampler(o, 64);
     for (int i = 0; i < 50; ++i) EXPECT_EQ(sampler.sample(logits, {}), best);
   }
@@ -409,7 +411,7 @@ TEST(SamplingOptions, OutOfRangeOnesAreNamed) {
   refused([](auto& o) { o.temperature = -0.1; }, "temperature");
   refused([](auto& o) { o.temperature = std::nan(""); }, "temperature");
   refused([](auto& o) { o.top_k = -1; }, "top-k");
-  refused([](auto& o) { o.top_p = 0; }, "top-p");
+  refused([](auto& o) { o.top_p = -0.01; }, "top-p");
   refused([](auto& o) { o.top_p = 1.01; }, "top-p");
   refused([](auto& o) { o.top_p = std::nan(""); }, "top-p");
   refused([](auto& o) { o.min_p = -0.1; }, "min-p");
