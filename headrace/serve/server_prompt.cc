@@ -92,7 +92,9 @@ std::variant<std::vector<Job>, ApiError> PromptEncoder::jobs(const GenerateReque
     }
     job.n = request.n;
     job.sampling = request.sampling;
-    if (!request.seed_given) job.sampling.seed = seed;
+    // Choice i of a job draws with its seed + i. Equal prompts are to differ; a seed that was given
+    // means the same for each, as it would alone.
+    if (!request.seed_given) job.sampling.seed = seed + p * static_cast<uint64_t>(request.n);
     job.stop = request.stop;
     job.logprobs = request.logprobs;
     job.ignore_end = request.ignore_end;

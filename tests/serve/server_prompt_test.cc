@@ -1,0 +1,52 @@
+// From requests to jobs: seeds.
+#include "headrace/serve/server_prompt.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/e2e/model.h"
+#include "tests/model/scratch.h"
+
+namespace headrace {
+namespace {
+
+class PromptEncoderTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    testing::write_streamed_model(scratch_.path("fox.gguf"));
+    auto model = load_model(scratch_.path("fox.gguf"));
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    model_ = std::move(model).value();
+  }
+  std::vector<Job> jobs(const GenerateRequest& request, uint64_t seed) const {
+    auto made = PromptEncoder(*model_, 512, 100).jobs(request, seed);
+    if (const ApiError* e = std::get_if<ApiError>(&made)) ADD_FAILURE() << e->message;
+    return std::get<std::vector<Job>>(std::move(made));
+  }
+
+  testing::Scratch scratch_;
+  std::unique_ptr<Model> model_;
+};
+
+TEST_F(PromptEncoderTest, EqualPromptsWithoutASeedAreDrawnEachWithItsOwn) {
+  GenerateRequest r;
+  r.n = 3;
+  r.prompts = {{"The fox", {}, false}, {"The fox", {}, false}, {"The fox", {}, false}};
+  std::set<uint64_t> seeds;  // a choice draws with its job's and its number
+  for (const Job& job : jobs(r, UINT64_MAX - 1)) {
+    for (int i = 0; i < job.n; ++i) seeds.insert(job.sampling.seed + static_cast<uint64_t>(i));
+  }
+  EXPECT_EQ(seeds.size(), 9u);
+}
+
+TEST_F(PromptEncoderTest, ASeedThatIsGivenMeansTheSameForEachPromptAsAlone) {
+  GenerateRequest r;
+  r.sampling.seed = 5;
+  r.seed_given = true;
+  r.prompts = {{"The fox", {}, false}, {"The dog", {}, false}};
+  for (const Job& job : jobs(r, 77)) EXPECT_EQ(job.sampling.seed, 5u);
+}
+
+}  // namespace
+}  // namespace headrace
