@@ -112,7 +112,7 @@ Ordered choice_json(const ReplyHead& head, const ReplyChoice& c) {
     out["message"] = {{"role", "assistant"}, {"content", valid_utf8(c.text)}, {"refusal", nullptr}};
     if (c.with_logprobs) logprobs = chat_logprobs(c.logprobs);
   } else {
-    out["text"] = valid_utf8(c.text);
+    out["text"] = valid_utf8(c.echo) + valid_utf8(c.text);
     TextOffset offset = c.offset;
     if (c.with_logprobs) logprobs = completion_logprobs(c.logprobs, &offset);
   }

@@ -63,7 +63,8 @@ struct ReplyUsage {
 // One answer, whole. With logprobs when `with_logprobs`.
 struct ReplyChoice {
   int index = 0;
-  std::string text;  // with the echoed prompt, where one is
+  std::string text;
+  std::string_view echo;  // before it: the prompt, where that is wanted
   Finish finish = Finish::kStop;
   bool with_logprobs = false;
   std::vector<TokenLogprobs> logprobs;

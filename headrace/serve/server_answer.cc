@@ -2,15 +2,33 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace headrace {
 namespace {
 
-// Of text a token: 4 on average, few have more than 16; once collected, once in the reply.
-constexpr Bytes kTextBytes = 2 * 16;
+// Copies of a text while it is answered: collected, as JSON, and its dump, where "\n" takes two.
+constexpr Bytes kTextTimes = 4;
+// Of text a token: 4 bytes on average. An answer of longer ones takes more while it grows.
+constexpr Bytes kTextBytes = kTextTimes * 8;
 // Of a probability: 40 in a TokenProbability, its JSON with `bytes` some 90 more.
 constexpr Bytes kProbabilityBytes = 160;
 constexpr const char* kEventStream = "text/event-stream";
+
+// Of a prompt that is echoed. Tokens are not decoded for that: all texts together may be long.
+Bytes text_bytes(const TextPrompt& prompt, const Tokenizer& tokenizer) {
+  if (!prompt.is_tokens) return static_cast<Bytes>(prompt.text.size());
+  Bytes bytes = 0;
+  for (const int32_t t : prompt.tokens) {
+    bytes += static_cast<Bytes>(tokenizer.token_bytes(t, true).size());
+  }
+  return bytes;
+}
+
+ApiError no_room() {
+  return {429, "the answers that are being collected take all the memory there is for them; try "
+               "again, or ask for a stream", "", "overloaded"};
+}
 
 HttpHeaders retry_header(int64_t seconds) {
   if (seconds <= 0) return {};
@@ -58,31 +76,50 @@ void Answer::refuse(const ApiError& error, int64_t retry_after_s) {
   send_error(error, retry_after_s);
 }
 
-// What is not streamed is kept until it is whole. Refuses what has no room.
+// What is not streamed is kept until it is whole, what is echoed until it is sent. Refuses what has
+// no room.
 bool Answer::reserve(const GenerateRequest& request, const std::vector<Job>& jobs) {
-  if (request.stream) return true;
   int64_t longest = 0;
   for (const Job& job : jobs) longest = std::max(longest, job.max_tokens);
-  const Bytes needed =
-      AnswerRoom::needed(request, static_cast<int64_t>(jobs.size()), longest);
+  Bytes needed = 0;
+  if (request.echo) {
+    for (const TextPrompt& p : request.prompts) needed += text_bytes(p, tokenizer_);
+  }
+  if (!request.stream) {
+    needed += needed * kTextTimes * request.n +
+              AnswerRoom::needed(request, static_cast<int64_t>(jobs.size()), longest);
+  }
   if (needed > room_.total()) {
     ApiError e;
     e.message = text_of(
-        "an answer of up to %lld tokens in %lld choices takes %s to collect, more than the %s that "
-        "this server has for that; ask for a stream, for fewer tokens, or for fewer logprobs",
+        "an answer of up to %lld tokens in %lld choices%s takes %s to collect, more than the %s "
+        "that this server has for that; ask for %s for fewer tokens, or for fewer logprobs",
         static_cast<long long>(longest), static_cast<long long>(jobs.size()) * request.n,
-        human_bytes(needed).c_str(), human_bytes(room_.total()).c_str());
-    e.param = "stream";
+        request.echo ? ", each with its prompt," : "", human_bytes(needed).c_str(),
+        human_bytes(room_.total()).c_str(), request.stream ? "no echo," : "a stream,");
+    e.param = request.stream ? "echo" : "stream";
     refuse(e);
     return false;
   }
   if (!room_.take(needed)) {
-    ApiError e{429, "the answers that are being collected take all the memory there is for them; "
-                    "try again, or ask for a stream", "", "overloaded"};
-    refuse(e, 1);
+    refuse(no_room(), 1);
     return false;
   }
   reserved_ = needed;
+  text_room_ = kTextBytes * longest * static_cast<int64_t>(jobs.size()) * request.n;
+  return true;
+}
+
+// Long tokens pass what was reserved: then there has to be room for what they pass it by.
+bool Answer::keep(std::string_view text) {
+  const Bytes bytes = kTextTimes * static_cast<Bytes>(text.size());
+  text_room_ -= bytes;
+  if (text_room_ >= 0) return true;
+  if (!room_.take(-text_room_)) {
+    send_error(no_room(), 1);
+    return false;
+  }
+  reserved_ += -std::exchange(text_room_, 0);
   return true;
 }
 
@@ -100,11 +137,10 @@ void Answer::begin(const GenerateRequest& request, ReplyHead head, std::vector<J
       ReplyChoice& c = choices_[i];
       c.index = static_cast<int>(i);
       c.with_logprobs = with_logprobs_;
-      if (!request.echo) continue;
-      const size_t prompt = i / static_cast<size_t>(n_);
-      const TextPrompt& p = request.prompts[prompt];
-      c.text = p.is_tokens ? tokenizer_.decode(jobs[prompt].prompt, true) : p.text;
-      c.offset = TextOffset(c.text);
+    }
+    for (size_t p = 0; request.echo && p < jobs.size(); ++p) {
+      const TextPrompt& prompt = request.prompts[p];
+      echoes_.push_back(prompt.is_tokens ? tokenizer_.decode(prompt.tokens, true) : prompt.text);
     }
     begun_ = true;
     last_write_ = Clock::now();
@@ -143,6 +179,7 @@ bool Answer::on_text(int prompt, const Emitted& emitted) {
   std::vector<TokenLogprobs> logprobs;
   if (with_logprobs_) logprobs = logprobs_of(emitted, tokenizer_);
   if (!stream_) {
+    if (!keep(emitted.text)) return false;
     choice.text += emitted.text;
     std::move(logprobs.begin(), logprobs.end(), std::back_inserter(choice.logprobs));
     return true;
@@ -185,6 +222,7 @@ void Answer::finish() {
   }
   done_ = true;
   if (!stream_) {
+    for (ReplyChoice& c : choices_) c.echo = echo_of(c.index);
     reply_->send(200, "application/json", reply_body(head_, choices_, usage_));
     return;
   }
@@ -214,10 +252,15 @@ bool Answer::open_stream() {
   }
   for (ReplyChoice& c : choices_) {
     write(stream_begin(head_, c.index));
-    if (!c.text.empty()) write(stream_text(head_, c.index, c.text));
-    c.text = {};
+    if (!echoes_.empty()) write(stream_text(head_, c.index, echo_of(c.index)));
   }
+  echoes_ = {};
+  room_.give_back(std::exchange(reserved_, 0));
   return true;
+}
+
+std::string_view Answer::echo_of(int choice) const {
+  return echoes_.empty() ? std::string_view() : echoes_[static_cast<size_t>(choice / n_)];
 }
 
 bool Answer::write(std::string_view events) {

@@ -16,7 +16,9 @@
 //   4. A client that has closed its sending side and waits for a stream gets its beginning after
 //      HttpOptions::half_closed_timeout, which shows whether it is there. Others get it with the
 //      first text, so that what fails before has a status of its own.
-//   5. What a reply that is not streamed collects was reserved before its jobs began (AnswerRoom).
+//   5. What a reply that is not streamed collects, and prompts that are echoed, have room reserved
+//      before its jobs begin (AnswerRoom). Where its tokens are longer than that was made for, more
+//      is taken, or the answer given up (429) when there is none.
 #pragma once
 
 #include <atomic>
@@ -74,6 +76,8 @@ class Answer : public std::enable_shared_from_this<Answer> {
       : reply_(std::move(reply)), engine_(engine), tokenizer_(tokenizer), room_(room) {}
 
   bool reserve(const GenerateRequest& request, const std::vector<Job>& jobs);
+  bool keep(std::string_view text);
+  std::string_view echo_of(int choice) const;
   JobEvents events(int prompt);
   bool on_text(int prompt, const Emitted& emitted);
   void on_choice_end(int prompt, int choice, Finish finish);
@@ -91,7 +95,8 @@ class Answer : public std::enable_shared_from_this<Answer> {
   Engine& engine_;
   const Tokenizer& tokenizer_;
   AnswerRoom& room_;
-  Bytes reserved_ = 0;
+  Bytes reserved_ = 0;   // of room_
+  Bytes text_room_ = 0;  // of that, for text that is still to come
 
   mutable std::mutex mutex_;
   ReplyHead head_;
@@ -99,6 +104,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   bool with_logprobs_ = false;
   int n_ = 1;
   std::vector<ReplyChoice> choices_;   // text and logprobs: not streamed alone
+  std::vector<std::string> echoes_;    // of each prompt, until they are sent; or empty
   std::vector<JobId> jobs_;            // accepted
   int jobs_left_ = 0;                  // that have not ended
   ReplyUsage usage_;
