@@ -1,6 +1,7 @@
 #include "headrace/serve/http_access.h"
 
 #include <algorithm>
+#include <boost/asio/ip/address_v4.hpp>
 
 namespace headrace {
 namespace {
@@ -9,6 +10,15 @@ bool allowed(const HttpOptions& options, std::string_view origin) {
   if (origin.empty()) return false;
   return std::any_of(options.cors_origins.begin(), options.cors_origins.end(),
                      [&](const std::string& o) { return o == "*" || o == origin; });
+}
+
+// `host` ("chat.example:8080") is a name that others may resolve as they like.
+bool resolved_by_others(const HttpOptions& options, std::string_view host) {
+  if (!host.empty() && host.front() == '[') return false;  // IPv6
+  const std::string name(host.substr(0, host.rfind(':')));
+  boost::system::error_code ec;
+  boost::asio::ip::make_address_v4(name, ec);
+  return ec && name != options.host && name.find('.') != std::string::npos;
 }
 
 bool is_bearer(std::string_view scheme) {
@@ -52,10 +62,23 @@ std::string cors_lines(const HttpOptions& options, std::string_view origin) {
   return lines;
 }
 
+// Fetch standard, "append a request Origin header": our own page's origin is the host that was
+// asked. But a name that somebody else's DNS resolves may mean this machine since a moment ago
+// ("DNS rebinding"): then all of that is true of a stranger's page too. Addresses and names without
+// a dot (localhost, machines of the local network) are not resolved by strangers.
+bool may_send(const HttpOptions& options, const HttpRequest& request) {
+  const std::string_view origin = request.header("origin");
+  if (origin.empty() || allowed(options, origin)) return true;
+  const std::string_view host = request.header("host");
+  const size_t scheme = origin.find("://");
+  if (scheme == std::string_view::npos || origin.substr(scheme + 3) != host) return false;
+  return !options.api_key.empty() || !resolved_by_others(options, host);
+}
+
 HttpHeaders preflight_headers(const HttpOptions& options, std::string_view origin) {
   if (!allowed(options, origin)) return {};
   return {{"Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS"},
-          {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id"},
+          {"Access-Control-Allow-Headers", "Authorization, *"},
           {"Access-Control-Max-Age", "600"}};
 }
 

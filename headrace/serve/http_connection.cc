@@ -36,8 +36,9 @@ void set_up(tcp::socket* socket, const HttpOptions& options) {
   socket->non_blocking(true, ec);
   socket->set_option(tcp::no_delay(true), ec);
   socket->set_option(asio::socket_base::keep_alive(true), ec);
-  if (options.kernel_send_buffer > 0) {
-    socket->set_option(asio::socket_base::send_buffer_size(options.kernel_send_buffer), ec);
+  if (options.kernel_buffer > 0) {
+    socket->set_option(asio::socket_base::send_buffer_size(options.kernel_buffer), ec);
+    socket->set_option(asio::socket_base::receive_buffer_size(options.kernel_buffer), ec);
   }
   const int fd = socket->native_handle();
   const int idle_s = 30, between_s = 10, probes = 3;
@@ -190,10 +191,7 @@ void HttpConnection::watch_for_reset() {
 }
 
 void HttpConnection::read_request(std::string_view fresh) {
-  if (state_ == State::kIdle) {
-    enter(State::kHead, core_->options.header_timeout);
-    parser_.emplace(limits_of(core_->options), &core_->pool);
-  }
+  if (!parser_) parser_.emplace(limits_of(core_->options), &core_->pool);
   // A head or a chunk's line must lie in one piece: what is incomplete waits in ahead_.
   const size_t most = static_cast<size_t>(core_->options.max_header) + kReadBytes;
   const bool joined = !ahead_.empty();
@@ -203,6 +201,10 @@ void HttpConnection::read_request(std::string_view fresh) {
   }
   const std::string_view input = joined ? ahead_.view() : fresh;
   size_t used = parser_->feed(input);
+  // Some clients send an empty line after a body: they are idle still, and owed no 408.
+  if (state_ == State::kIdle && parser_->begun()) {
+    enter(State::kHead, core_->options.header_timeout);
+  }
   if (state_ == State::kHead && parser_->state() != RequestParser::State::kHead) {
     if (parser_->state() != RequestParser::State::kError && !head_is_acceptable()) return;
     enter(State::kBody, core_->options.body_timeout);

@@ -2,7 +2,7 @@
 // runs on the I/O thread.
 //
 // States
-//   kIdle    no byte of a request is there        -> kHead on the first
+//   kIdle    nothing of a request, but empty lines -> kHead on its first byte
 //   kHead    until the head is complete           -> kBody, kReply
 //   kBody    until the body is complete           -> kReply
 //   kReply   until the reply is sent              -> kIdle, kHead (pipelined bytes), kLinger

@@ -129,6 +129,7 @@ Status HttpServer::Impl::bind() {
     }
     if (!ec) acceptor_.bind(end, ec);
     if (!ec) acceptor_.listen(asio::socket_base::max_listen_connections, ec);
+    if (!ec) acceptor_.non_blocking(true, ec);
     if (!ec) break;
     error_code ignored;
     acceptor_.close(ignored);
@@ -168,8 +169,13 @@ void HttpServer::Impl::run() {
 
 void HttpServer::Impl::accept() {
   if (stopping_) return;
-  acceptor_.async_accept(
-      [this](error_code ec, tcp::socket socket) { on_accept(ec, std::move(socket)); });
+  // Not before somebody waits: with no descriptor left accept() fails for nobody too, and would
+  // close a connection to make room for it.
+  acceptor_.async_wait(tcp::acceptor::wait_read, [this](error_code ec) {
+    tcp::socket socket(core_->io);
+    if (!ec) acceptor_.accept(socket, ec);
+    on_accept(ec, std::move(socket));
+  });
 }
 
 // Closes the connection that has been idle longest; false when none is idle.
@@ -187,7 +193,7 @@ bool HttpServer::Impl::make_room() {
 
 void HttpServer::Impl::on_accept(error_code ec, tcp::socket socket) {
   if (stopping_) return;
-  if (ec == asio::error::connection_aborted) return accept();
+  if (ec == asio::error::connection_aborted || ec == asio::error::would_block) return accept();
   if (ec) {
     core_->counters.accept_failures.fetch_add(1);
     make_room();

@@ -39,7 +39,9 @@ struct HttpOptions {
   int max_connections = 1100;
   Bytes max_header = 16 * kKiB;          // request line and fields: 431, 414
   Bytes max_body = 8 * kMiB;             // 413
-  Bytes max_send_queue = 256 * kKiB;     // of one stream: further behind, its client is given up
+  // Of one stream: when its client is further behind, or than by a quarter of what is free of
+  // connection_memory (so that slow clients leave room for the others), it is given up.
+  Bytes max_send_queue = 256 * kKiB;
   Bytes connection_memory = 32 * kMiB;   // at least 2 * max_body
   std::chrono::milliseconds header_timeout{10'000};  // first byte to end of head, 408
   std::chrono::milliseconds body_timeout{30'000};    // end of head to end of body, 408
@@ -47,9 +49,10 @@ struct HttpOptions {
   std::chrono::milliseconds write_timeout{30'000};   // the client takes no byte: given up
   std::chrono::milliseconds half_closed_timeout{2'000};
   std::chrono::milliseconds linger_timeout{2'000};   // for a client to read why it is refused
-  // Bytes the kernel buffers toward a client (SO_SNDBUF); 0 leaves it to the kernel. Kernel memory
-  // is not in most_bytes().
-  int kernel_send_buffer = 0;
+  // SO_SNDBUF and SO_RCVBUF of a connection, of which the kernel takes twice as much when a client
+  // does not read, or sends what nobody reads yet. 0: as the kernel likes, some MiB. Not in
+  // most_bytes().
+  int kernel_buffer = 0;
   std::string api_key;  // not empty: "Authorization: Bearer KEY" or 401
   // Paths that need no key: probes and page loads cannot send one.
   std::vector<std::string> open_paths = {"/", "/health"};

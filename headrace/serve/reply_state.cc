@@ -2,6 +2,8 @@
 
 #include <time.h>
 
+#include <algorithm>
+
 #include "headrace/base/status.h"
 #include "headrace/serve/http_error.h"
 
@@ -57,13 +59,14 @@ ReplyState::ReplyState(ReplyTerms terms, std::shared_ptr<void> owner, MemoryPool
                        const std::atomic<bool>* draining, std::function<void()> wake)
     : terms_(std::move(terms)),
       owner_(std::move(owner)),
+      pool_(pool),
       draining_(draining),
       queue_(pool),
       wake_(std::move(wake)) {}
 
 std::string ReplyState::head(int status, std::string_view type, const HttpHeaders& headers,
                              const std::string& length_line) {
-  closes_ = !terms_.keep_alive || draining_->load();
+  closes_ = closes_ || !terms_.keep_alive || draining_->load();
   std::string out = text_of("HTTP/1.1 %d %s\r\n", status, http_status_text(status));
   append_header(&out, "Date", http_date());
   out += "Server: headrace\r\n";
@@ -115,9 +118,9 @@ bool ReplyState::begin_stream(std::string_view type, const HttpHeaders& headers)
   if (gone_ || begun_) return false;
   begun_ = streaming_ = true;
   // HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
+  closes_ = !terms_.http11;
   const std::string top =
       head(200, type, headers, terms_.http11 ? "Transfer-Encoding: chunked\r\n" : "");
-  if (!terms_.http11) closes_ = true;
   queue_.append_always(top);
   wake_once();
   return true;
@@ -131,7 +134,10 @@ bool ReplyState::write(std::string_view chunk) {
   const std::string_view after = terms_.http11 ? "\r\n" : "";
   const size_t need = size.size() + chunk.size() + after.size();
   const size_t waiting = queue_.size() + static_cast<size_t>(in_flight_);
-  if (waiting + need > terms_.max_queue || !queue_.append(size, terms_.max_queue) ||
+  // Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches",
+  // 1998: however many are behind, some memory stays free for those who are not.
+  const auto fair = static_cast<size_t>(std::max<Bytes>(pool_->limit() - pool_->used(), 0) / 4);
+  if (waiting + need > std::min(terms_.max_queue, fair) || !queue_.append(size, terms_.max_queue) ||
       !queue_.append(chunk, terms_.max_queue) || !queue_.append(after, terms_.max_queue)) {
     give_up();
     return false;

@@ -71,6 +71,7 @@ class ReplyState {
 
   const ReplyTerms terms_;
   const std::shared_ptr<void> owner_;  // destroyed after the queue, whose pool it holds
+  MemoryPool* const pool_;
   const std::atomic<bool>* const draining_;
   mutable std::mutex mutex_;
   CountedText queue_;

@@ -163,6 +163,9 @@ void RequestParser::Impl::on_field_impl(http::field field, string_view name, str
     }
     expects_ = http11_;
   }
+  if (field == http::field::content_encoding && !equal_fold(view_of(value), "identity")) {
+    return refuse(415, "bodies are taken as they are, without a Content-Encoding", ec);
+  }
   request_.headers.emplace_back(lower_of(view_of(name)), view_of(value));
 }
 
@@ -246,6 +249,7 @@ RequestParser::~RequestParser() = default;
 
 size_t RequestParser::feed(std::string_view bytes) { return impl_->feed(bytes); }
 RequestParser::State RequestParser::state() const { return impl_->state_; }
+bool RequestParser::begun() const { return impl_->got_some(); }
 const HttpRequest& RequestParser::request() const { return impl_->request_; }
 bool RequestParser::http11() const { return impl_->http11_; }
 bool RequestParser::keep_alive() const { return impl_->keep_alive_; }

@@ -37,6 +37,8 @@ class RequestParser {
   // is complete (state() is kBody then, or kDone).
   size_t feed(std::string_view bytes);
   State state() const;
+  // More than empty lines has come.
+  bool begun() const;
 
   // From kBody on. `method` is as sent ("HEAD" too); `body` comes with take().
   const HttpRequest& request() const;

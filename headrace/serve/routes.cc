@@ -74,6 +74,10 @@ RouteMatch find_route(std::string_view method, std::string_view path) {
   }
   match.status = 404;
   match.message = text_of("there is nothing at %s", printable(asked).c_str());
+  const std::string versioned = "/v1" + std::string(path);
+  for (const Known& k : kKnown) {
+    if (k.path == versioned) match.message += "; it is at " + versioned;
+  }
   return match;
 }
 

@@ -10,6 +10,7 @@
 #include "headrace/base/split_mix.h"
 #include "headrace/ir/trace.h"
 #include "headrace/report/timeline.h"
+#include "headrace/serve/http_access.h"
 #include "headrace/serve/http_error.h"
 #include "headrace/serve/openai_reply.h"
 #include "headrace/serve/openai_request.h"
@@ -130,7 +131,9 @@ class Server::Impl {
       return send_error(reply, 503, "the model is being loaded", "loading",
                         {{"Retry-After", std::to_string(kLoadingRetry)}});
     }
-    if (request.method == "POST" && !welcome(request)) {
+    // Browsers name the origin of a page that sends something, also where CORS would not let it
+    // read the reply: computing for pages of strangers is refused all the same.
+    if (request.method == "POST" && !may_send(options_.http, request)) {
       return send_error(reply, 403, "pages of this origin may not use the server (--cors)",
                         "origin_not_allowed");
     }
@@ -142,21 +145,6 @@ class Server::Impl {
       case Route::kPlan: reply->send(200, kJson, ready_->plan); return;
       default: return to_front(match.route, std::move(request), std::move(reply));
     }
-  }
-
-  // Browsers name the origin of a page that sends something, also where CORS would not let it read
-  // the reply: computing for pages of strangers is refused all the same. Our own page's origin is
-  // the host that was asked (Fetch standard, "append a request Origin header").
-  bool welcome(const HttpRequest& request) const {
-    const std::string_view origin = request.header("origin");
-    if (origin.empty()) return true;
-    const size_t host = origin.find("://");
-    if (host != std::string_view::npos && origin.substr(host + 3) == request.header("host")) {
-      return true;
-    }
-    const auto& allowed = options_.http.cors_origins;
-    return std::any_of(allowed.begin(), allowed.end(),
-                       [&](const std::string& o) { return o == "*" || o == origin; });
   }
 
   void get_page(const Reply& reply) {
@@ -363,6 +351,8 @@ void fit_to_budget(Bytes budget, int64_t context, ServerOptions* o) {
   o->http.max_body = std::clamp<Bytes>(8 * context, o->http.max_body, 8 * kMiB);
   o->http.connection_memory =
       std::clamp<Bytes>(budget / 128, 2 * o->http.max_body + 512 * kKiB, 32 * kMiB);
+  o->http.max_send_queue = o->http.connection_memory / 4;
+  o->http.kernel_buffer = 32 * kKiB;
   // 1,000 idle ones from 400 MiB on; each is some 8 KiB.
   o->http.max_connections =
       static_cast<int>(std::clamp<Bytes>(budget / (400 * kKiB), 32, 1100));

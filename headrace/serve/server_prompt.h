@@ -26,8 +26,8 @@ class PromptEncoder {
   bool has_chat() const { return chat_template_ != nullptr; }
 
   // One job a prompt, without events; where the request gives no seed, each choice of each prompt
-  // has one of its own, from `seed` on. 400 with code context_length_exceeded and the numbers when a
-  // prompt and its answer cannot fit the context.
+  // has one of its own, from `seed` on. 400 with code context_length_exceeded and the numbers when
+  // a prompt and its answer cannot fit the context.
   std::variant<std::vector<Job>, ApiError> jobs(const GenerateRequest& request,
                                                 uint64_t seed) const;
   // Text of a user: special tokens in it stay text.

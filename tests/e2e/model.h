@@ -25,12 +25,13 @@ inline std::string byte_letter(int byte) {
   return {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
 }
 
-// A byte-level tokenizer without merges: 256 bytes, then begin and end.
-inline void add_byte_tokenizer(GgufWriter* gguf) {
+// A byte-level tokenizer without merges: 256 bytes, then begin and end, then `more`.
+inline void add_byte_tokenizer(GgufWriter* gguf, const std::vector<std::string>& more = {}) {
   std::vector<std::string> tokens;
-  std::vector<int32_t> kinds(258, 1);
+  std::vector<int32_t> kinds(258 + more.size(), 1);
   for (int b = 0; b < 256; ++b) tokens.push_back(byte_letter(b));
   for (const char* name : {"<|begin|>", "<|end|>"}) tokens.push_back(name);
+  tokens.insert(tokens.end(), more.begin(), more.end());
   kinds[256] = kinds[257] = 3;
   gguf->text("tokenizer.ggml.model", "gpt2");
   gguf->text("tokenizer.ggml.pre", "gpt-2");

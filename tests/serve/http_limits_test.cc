@@ -55,6 +55,8 @@ TEST_F(HttpServerTest, MalformedRequestsGetTheStatusThatSaysWhy) {
       {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: gzip, chunked\r\n\r\n", 501},
       {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: gzip\r\n\r\n", 501},
       {"POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
+      {"POST /echo HTTP/1.1\r\n" + host + "Content-Encoding: gzip\r\nContent-Length: 9\r\n\r\n",
+       415},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 1001\r\n\r\n", 413},
       {chunked + "zz\r\n", 400},
       {chunked + "5\r\nhelloXX\r\n", 400},
@@ -274,7 +276,7 @@ TEST_F(HttpServerTest, AClientGoneInAStreamIsToldOnceWithoutAWrite) {
 TEST_F(HttpServerTest, AReaderThatFallsTooFarBehindIsGivenUp) {
   HttpOptions options;
   options.max_send_queue = 20'000;
-  options.kernel_send_buffer = 4096;
+  options.kernel_buffer = 4096;
   start(options);
   HttpClient c(server_->port(), false, 4096);
   auto reply = hold(c);
@@ -292,10 +294,35 @@ TEST_F(HttpServerTest, AReaderThatFallsTooFarBehindIsGivenUp) {
   EXPECT_EQ(client().ask(get("/echo")).status, 200);
 }
 
+TEST_F(HttpServerTest, ReadersThatFallBehindLeaveMemoryForThoseWhoDoNot) {
+  HttpOptions options;
+  options.max_body = 32 * kKiB;
+  options.connection_memory = 1 * kMiB;
+  options.kernel_buffer = 4096;
+  start(options);
+  std::vector<HttpClient> slow;
+  const std::string chunk(2000, 'c');
+  for (size_t i = 1; i <= 16; ++i) {
+    slow.emplace_back(server_->port(), false, 4096);
+    auto reply = hold(slow.back(), i);
+    ASSERT_TRUE(reply->begin_stream("text/event-stream"));
+    // As far behind as it may be.
+    for (const Bytes most = 40'000; reply->queued() < most && reply->write(chunk);) {
+    }
+  }
+  EXPECT_GT(server_->stats().memory_used, 400'000);
+  auto quick = client();
+  auto reply = hold(quick, 17);
+  ASSERT_TRUE(reply->begin_stream("text/event-stream"));
+  EXPECT_TRUE(reply->write(chunk));
+  EXPECT_TRUE(quick.read_until(chunk));
+  EXPECT_EQ(client().ask(post("/echo", std::string(options.max_body, 'b'))).status, 200);
+}
+
 TEST_F(HttpServerTest, AReaderThatTakesNothingForTheWriteTimeoutIsGivenUp) {
   HttpOptions options;
   options.write_timeout = milliseconds(80);
-  options.kernel_send_buffer = 4096;
+  options.kernel_buffer = 4096;
   options.max_send_queue = 4 << 20;
   start(options);
   HttpClient c(server_->port(), false, 4096);
@@ -311,7 +338,7 @@ TEST_F(HttpServerTest, AReaderThatTakesNothingForTheWriteTimeoutIsGivenUp) {
 }
 
 TEST_F(HttpServerTest, ASlowReaderThatReadsGetsAllOfALargeReply) {
-  start({.kernel_send_buffer = 4096});
+  start({.kernel_buffer = 4096});
   HttpClient c(server_->port(), false, 4096);
   EXPECT_EQ(c.ask(get("/large")).body, std::string(1 << 20, 'x'));
 }
@@ -386,6 +413,28 @@ TEST_F(HttpServerTest, OutOfFileDescriptorsTheServerWaitsSaysSoAndGoesOn) {
   wait_until([&] { return server_->stats().accept_failures >= 2; });
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(c.ask(get("/echo")).status, 200);
+}
+
+TEST_F(HttpServerTest, TheLastFileDescriptorServesAConnectionToItsEnd) {
+  start();
+  ASSERT_EQ(client().ask(get("/echo")).status, 200);
+  wait_until([&] { return server_->stats().connections == 0; });
+  HttpClient c(::socket(AF_INET, SOCK_STREAM, 0));
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const int next = ::dup(c.fd());  // the smallest that is free
+  ASSERT_GE(next, 0);
+  ::close(next);
+  rlimit one_more = before;
+  one_more.rlim_cur = static_cast<rlim_t>(next) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &one_more), 0);
+  c.connect_to(server_->port());
+  wait_until([&] { return server_->stats().connections == 1; });
+  std::this_thread::sleep_for(milliseconds(120));  // no request yet; nobody else waits
+  const ClientReply r = c.ask(get("/echo"));
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(r.status, 200);
+  EXPECT_EQ(server_->stats().made_room, 0);
 }
 
 TEST_F(HttpServerTest, ManyClientsAtOnceAllGetTheirOwnAnswers) {

@@ -35,5 +35,12 @@ TEST(Routes, OneSlashAtTheEndIsForgivenAndNothingElse) {
   EXPECT_NE(odd.message.find("\\x01\\xff"), std::string::npos) << odd.message;
 }
 
+TEST(Routes, WhoLeavesOutTheVersionIsToldWhereItIs) {
+  const RouteMatch m = find_route("POST", "/chat/completions");
+  EXPECT_EQ(m.status, 404);
+  EXPECT_EQ(m.message, "there is nothing at /chat/completions; it is at /v1/chat/completions");
+  EXPECT_EQ(find_route("GET", "/embeddings").message, "there is nothing at /embeddings");
+}
+
 }  // namespace
 }  // namespace headrace

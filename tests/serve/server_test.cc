@@ -310,6 +310,60 @@ TEST_F(ServerTest, WhatIsCollectedHasToFitItsMemory) {
   wait_until([&] { return client().ask(completion(20, false)).status == 200; });
 }
 
+TEST_F(ServerTest, WhatIsEchoedHasToFitItsMemoryToo) {
+  options_.answer_memory = 3000;
+  serve();
+  const auto ask = [&](int prompts, int n, bool echo, bool stream) {
+    const std::string text = "The quick brown fox jumps over the lazy dog. The fox sleeps well.";
+    return client().ask(post("/v1/completions",
+                             Json({{"prompt", std::vector<std::string>(prompts, text)},
+                                   {"n", n}, {"max_tokens", 1}, {"temperature", 0},
+                                   {"echo", echo}, {"stream", stream}}).dump()));
+  };
+  EXPECT_EQ(ask(4, 4, false, false).status, 200);
+  const ClientReply never = ask(4, 4, true, false);
+  EXPECT_EQ(never.status, 400);
+  EXPECT_EQ(json(never)["error"]["param"], "stream");
+  EXPECT_EQ(ask(4, 4, true, true).status, 200) << "each prompt is kept once";
+  options_.answer_memory = 200;
+  server_.reset();
+  serve();
+  const ClientReply neither = ask(4, 1, true, true);
+  EXPECT_EQ(neither.status, 400);
+  EXPECT_EQ(json(neither)["error"]["param"], "echo");
+  EXPECT_EQ(ask(4, 1, false, true).status, 200);
+  for (int i = 0; i < 4; ++i) {  // what was sent is kept no more
+    EXPECT_EQ(ask(2, 1, true, true).status, 200) << i;
+  }
+}
+
+TEST_F(ServerTest, AnAnswerOfLongTokensIsCollectedAsFarAsThereIsRoom) {
+  testing::TinyShape shape = testing::streamed_shape();
+  const int64_t long_one = shape.vocab++;
+  testing::GgufWriter gguf = testing::tiny_gguf(shape);
+  testing::add_byte_tokenizer(&gguf, {std::string(40, 'a')});  // 8 bytes a token are reserved
+  gguf.write(scratch_.path("fox.gguf"));
+  auto model = load_model(scratch_.path("fox.gguf"));
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  model_ = std::move(model).value();
+  GenerateRequest one;
+  options_.answer_memory = AnswerRoom::needed(one, 1, 100);
+  serve();
+  const auto ask = [&](int tokens) {
+    return client().ask(post("/v1/completions",
+                             Json({{"prompt", "The fox"}, {"max_tokens", tokens},
+                                   {"temperature", 0}, {"ignore_eos", true},
+                                   {"logit_bias", {{std::to_string(long_one), 100}}}}).dump()));
+  };
+  const ClientReply too_long = ask(100);
+  EXPECT_EQ(too_long.status, 429) << too_long.body;
+  EXPECT_EQ(too_long.headers.at("retry-after"), "1");
+  const ClientReply fits = ask(15);
+  EXPECT_EQ(fits.status, 200) << fits.body;
+  EXPECT_EQ(json(fits)["choices"][0]["text"], std::string(15 * 40, 'a'));
+  wait_until([&] { return client().ask(completion(100, false)).status == 200; });
+}
+
 TEST_F(ServerTest, WhileItDrainsHealthSaysSoAndWhatTakesTooLongEndsWithTheReason) {
   serve();
   EXPECT_EQ(json(client().ask(get("/health")))["status"], "ready");
@@ -356,6 +410,8 @@ TEST(ServerMemory, GrowsWithTheBudgetAndStaysASmallPartOfIt) {
     EXPECT_GE(most, before);
     EXPECT_LE(most, budget / 8) << budget;
     EXPECT_GE(o.http.connection_memory, 2 * o.http.max_body);
+    EXPECT_EQ(o.http.max_send_queue, o.http.connection_memory / 4);
+    EXPECT_EQ(o.http.kernel_buffer, 32 * kKiB) << "the kernel would take some MiB for each";
     before = most;
   }
   EXPECT_LE(before, 160 * kMiB);
