@@ -35,7 +35,7 @@ def folder(tmp_path) -> pathlib.Path:
 
 
 @pytest.fixture
-def disk(tmp_path_factory) -> str:
+def disk() -> str:
     """A folder on a disk: the system's temporary one may be in memory."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield folder

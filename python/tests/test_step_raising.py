@@ -13,26 +13,12 @@ from headrace.step.description import describe
 
 import step_models as models
 import step_reference as reference
+from step_pairs import adamw, plain_step
 
 
 def raised(train_step, model, optimizer, *args):
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     return describe(capture(train_step, model, optimizer, args, {}), model, optimizer, tensors)
-
-
-def plain_step(model, optimizer, loss_of):
-    def train_step(*batch):
-        optimizer.zero_grad()
-        loss = loss_of(*batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return train_step
-
-
-def adamw(model):
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
 
 def reference_losses(description, *args):
