@@ -14,6 +14,7 @@ from .raising import (
     close,
     columns_of,
     complete,
+    completes,
     describe,
     handles,
     is_parameter,
@@ -332,6 +333,11 @@ def relu(raiser, node, x):
 def activation(kind: str, x) -> Ref:
     ref, rows = columns_of(x)
     return by_rows(Act(kind, ref.base, rows.begin, rows.count), ref, rows.count)
+
+
+@completes("silu")
+def _silu(x: Partial) -> Ref:
+    return activation("silu", x.of[0])
 
 
 def _gated(raiser, x: Ref, y: Ref):

@@ -13,6 +13,8 @@ from typing import Any, Optional, Sequence
 import numpy as np
 import torch
 
+from . import arithmetic, attention, images, products, rotary, views  # noqa: F401  raise ops
+from . import lower_attention, lower_ops, lower_products  # noqa: F401  lower values
 from . import values
 from .capture import Capture, line_of
 from .events import Event, unsupported

@@ -50,8 +50,6 @@ class Lowering:
     def run(self, loss: Loss, scale: float, own_mean: bool, weighted: bool) -> MicroBatch:
         """``weighted``: gradients of rows are multiplied by an input of the step, in the place of
         the mean and of ``scale``."""
-        from . import lower_attention, lower_ops, lower_products  # noqa: F401
-
         micro = MicroLowering(self)
         micro.loss(loss, scale, own_mean, weighted)
         return MicroBatch(

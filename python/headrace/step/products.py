@@ -12,10 +12,12 @@ import torch
 from . import attention, images, layout, rotary
 from .layout import Ref
 from .raising import (
+    Backward,
     NotRaised,
     by_rows,
     columns_of,
     complete,
+    completes,
     describe,
     handles,
     is_parameter,
@@ -165,6 +167,7 @@ def _with_positions(raiser, x: Ref, p: Ref, made) -> Ref:
     return by_rows(dataclasses.replace(made, positions=p.base, **changed), x, cols)
 
 
+@completes("scaled")
 def scaled_product(x: Partial) -> Ref:
     """A scaled value; a product that makes it takes the factor in where it can."""
     ref = complete(x.of[0])
@@ -235,6 +238,11 @@ def norm(x, layer: bool, weight, bias, eps: float, add_one: bool = False):
         offset = None if bias is None else _whole_vector(bias, size, "bias of a norm")
         return by_rows(Norm(ref.base, layer, vector, offset, eps, add_one), ref, size)
     return _head_norm(ref, layer, vector, bias, eps, add_one)
+
+
+@completes("rms_normed")
+def _rms_norm(x: Partial) -> Ref:
+    return norm(x.of[0], False, None, None, x.number)
 
 
 def _head_norm(
@@ -350,8 +358,6 @@ def nll_loss(raiser, node, x, targets, weight=None, reduction=1, ignore_index=-1
 
 @handles("backward")
 def backward(raiser, node, loss):
-    from .raising import Backward
-
     if not isinstance(loss, Losses):
         raise NotRaised(f"backward() is not of a cross entropy, but of {describe(loss)}")
     raiser.backwards.append(Backward(loss, node))

@@ -3,7 +3,8 @@
 The graph is walked once. Every node that depends on parameters becomes a view of a matrix (Ref), a
 pattern that is not complete yet (Partial, Mix) or a sum of losses; each op is checked for what it
 must be, and whatever is not known is refused with its op, shapes and line. Nothing is guessed: a
-pattern that is not completed reaches an op that does not take it.
+pattern that is not completed reaches an op that does not take it. Here are the walk and what all
+handlers have in common; the handlers register themselves, in a file for each kind of op.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .layout import Ref
 from .values import Losses, Mix, Parameter, Partial, Value
 
 HANDLERS: dict[str, Callable] = {}
+COMPLETIONS: dict[str, Callable] = {}
 
 
 class NotRaised(Exception):
@@ -34,6 +36,17 @@ def handles(*names: str):
     def register(function):
         for name in names:
             HANDLERS[name] = function
+        return function
+
+    return register
+
+
+def completes(kind: str):
+    """Registers what makes a value of a pattern that may end here: a Partial of that kind, or a Mix
+    ("mix")."""
+
+    def register(function):
+        COMPLETIONS[kind] = function
         return function
 
     return register
@@ -69,8 +82,6 @@ class Raiser:
         self.dtypes = self.of_parameters | {torch.float32, torch.complex64}
 
     def run(self) -> None:
-        from . import arithmetic, attention, images, products, rotary, views  # noqa: F401
-
         for node in self.captured.nodes:
             if self.parts.kind.get(node) != FLOAT or node.op == "output":
                 continue
@@ -243,17 +254,10 @@ def complete(x) -> Ref:
 
 
 def _completed(x) -> Ref:
-    from . import arithmetic, products, rotary
-
-    if isinstance(x, Mix):
-        return rotary.rotated(x)
-    if is_partial(x, "scaled"):
-        return products.scaled_product(x)
-    if is_partial(x, "silu"):
-        return arithmetic.activation("silu", x.of[0])
-    if is_partial(x, "rms_normed"):
-        return products.norm(x.of[0], False, None, None, x.number)
-    raise NotRaised(f"it takes {describe(x)}, which is no value of the engine")
+    completion = COMPLETIONS.get("mix" if isinstance(x, Mix) else x.kind)
+    if completion is None:
+        raise NotRaised(f"it takes {describe(x)}, which is no value of the engine")
+    return completion(x)
 
 
 def rows_of(x) -> tuple[Ref, layout.Rows]:

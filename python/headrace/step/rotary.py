@@ -15,7 +15,7 @@ import numpy as np
 
 from . import layout
 from .layout import Ref
-from .raising import NotRaised, describe, is_partial, is_value
+from .raising import NotRaised, completes, describe, is_partial, is_value
 from .values import Heads, Mix, Rope, Term, Value
 
 
@@ -139,6 +139,7 @@ def as_real(x):
 # ---- recognition -------------------------------------------------------------------------------
 
 
+@completes("mix")
 def rotated(mix: Mix) -> Ref:
     """The value that the engine's rotation makes of the heads, in the shape of the mix."""
     if len(mix.shape) != 4:
