@@ -27,7 +27,11 @@ Bytes auto_reserve(const MemoryRoom& room) {
 }
 
 Status read_budget(const std::string& text, Setup* setup) {
-  HR_ASSIGN(const MemoryRoom room, memory_room());
+  const auto known = memory_room();
+  const bool relative = text == "auto" || (!text.empty() && text.back() == '%');
+  if (relative) HR_TRY(known.status());
+  // A size needs no number of the system's: a sandbox may hide them (ProcSubset of systemd).
+  const MemoryRoom room = known.ok() ? *known : MemoryRoom();
   const Bytes reserve = auto_reserve(room);
   const Bytes automatic = std::max<Bytes>(room.available - reserve, kMiB);
   const std::string source = text_of(
@@ -48,7 +52,6 @@ Status read_budget(const std::string& text, Setup* setup) {
                         size.status().message().c_str());
   }
   setup->session.memory_bytes = *size;
-  const bool relative = !text.empty() && text.back() == '%';
   setup->budget_source = relative ? text + " of auto" : "set by --memory";
   return {};
 }

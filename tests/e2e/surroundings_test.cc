@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
@@ -27,6 +29,16 @@ void forbid_io_uring() {
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
       ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
     ::_exit(98);
+  }
+}
+
+constexpr int kNotAllowed = 97;
+
+// As ProcSubset=pid of systemd does.
+void hide_meminfo() {
+  if (::unshare(CLONE_NEWNS) != 0 || ::mount("", "/", "", MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount("/dev/null", "/proc/meminfo", "", MS_BIND, nullptr) != 0) {
+    ::_exit(kNotAllowed);
   }
 }
 
@@ -76,6 +88,24 @@ TEST_F(Surroundings, RunsAndServesWhereIoUringIsForbidden) {
   const Finished f = stop();
   EXPECT_EQ(f.code, 0) << f.err;
   EXPECT_NE(f.err.find("io_uring"), std::string::npos) << f.err;
+}
+
+TEST_F(Surroundings, ABudgetThatIsASizeNeedsNoNumberOfTheSystems) {
+  Process::Options options;
+  options.in_child = hide_meminfo;
+  const auto run = [&](const std::string& memory) {
+    return Process(folder_, {"run", model(), "--prompt", "The", "--tokens", "4", "--memory",
+                             memory}, options).wait();
+  };
+  const Finished automatic = run("auto");
+  if (automatic.code == kNotAllowed) GTEST_SKIP() << "this user may not mount anything";
+  EXPECT_EQ(automatic.code, 5);
+  EXPECT_NE(automatic.err.find("MemAvailable"), std::string::npos) << automatic.err;
+  const Finished size = run("64MiB");
+  EXPECT_EQ(size.code, 0) << size.err;
+  start({}, "64MiB", options);
+  EXPECT_FALSE(complete("The quick brown fox", 8).empty());
+  EXPECT_EQ(stop().code, 0);
 }
 
 TEST_F(Surroundings, NoFileGetsTheNumberOfAStandardStreamThatWasClosed) {
