@@ -436,12 +436,4 @@ Result<Workload> build_step(const StepConfig& config) {
   return StepMaker(config).run();
 }
 
-int64_t parameter_count(const Workload& workload) {
-  int64_t count = 0;
-  for (const Tensor& t : workload.graph.tensors) {
-    if (t.data_class == DataClass::kWeight) count += t.rows * t.cols;
-  }
-  return count;
-}
-
 }  // namespace headrace

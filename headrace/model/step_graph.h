@@ -76,7 +76,4 @@ Result<StepConfig> parse_step_config(std::string_view json);
 // family does not have. Linear in the number of ops.
 Result<Workload> build_step(const StepConfig& config);
 
-// Elements of all tensors of class weight: this device's share.
-int64_t parameter_count(const Workload& workload);
-
 }  // namespace headrace

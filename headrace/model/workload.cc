@@ -412,11 +412,6 @@ bool is_trace(const std::vector<std::string_view>& keys) {
 
 }  // namespace
 
-bool looks_like_workload(std::string_view json) {
-  const auto keys = workload::top_keys(json);
-  return has(keys, "headrace_workload") || is_trace(keys) || has(keys, "step");
-}
-
 Result<Workload> parse_workload(std::string_view json) {
   const auto keys = workload::top_keys(json);
   if (has(keys, "headrace_workload")) return workload::parse_own(json);

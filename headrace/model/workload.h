@@ -40,7 +40,4 @@ Result<Workload> parse_workload(std::string_view json);
 // Precondition: every op is kKernel and no tensor is kConstant or kGathered.
 std::string to_workload_json(const Workload& workload);
 
-// True when the text looks like one of the three formats: by its keys alone.
-bool looks_like_workload(std::string_view json);
-
 }  // namespace headrace

@@ -16,8 +16,6 @@ namespace headrace {
 // ~/.cache/headrace/machine.json; empty when there is no home folder.
 std::string cached_machine_path();
 
-constexpr double kQuickProbeSeconds = 0.5;
-
 // Where the quick probe of the filesystem of `folder` is kept: by its id and the number of threads.
 // Empty when there is no home folder or the system does not say the id.
 std::string quick_probe_path(const std::string& folder, int threads);

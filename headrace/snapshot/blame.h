@@ -11,7 +11,6 @@ namespace headrace {
 enum class StepPart : uint8_t {
   kForward, kBackward, kGradient, kOptimizer, kCommunication, kOther, kUnknown,
 };
-constexpr int kStepPartCount = 7;
 const char* name_of(StepPart part);
 
 // By the names that PyTorch's own frames have: AccumulateGrad and the autograd engine, files called

@@ -6,8 +6,8 @@
 // Source: the opcode table and comments of Python's Lib/pickletools.py, protocols 2 to 5.
 //
 // Promises
-//   1. No input makes it crash, loop or call anything. Memory is at most kPickleBytesPerByte times
-//      the input, beside the input itself.
+//   1. No input makes it crash, loop or call anything. Memory is at most 200 times the input, beside
+//      the input itself.
 //   2. Values that occur several times in the file are held once.
 //   3. Texts are views into the input, which must outlive this.
 #pragma once
@@ -22,8 +22,6 @@
 #include "headrace/base/types.h"
 
 namespace headrace {
-
-constexpr int64_t kPickleBytesPerByte = 200;
 
 class PickleData {
  public:

@@ -75,37 +75,4 @@ Result<TrainStep> build_train_step(const StepModel& model, const StepShape& shap
   return step;
 }
 
-Result<TrainStep> build_eval_step(const StepModel& model, const StepShape& shape,
-                                  const StepOptions& options) {
-  StepModel plain = model;
-  plain.dropout = plain.lora_dropout = 0;
-  HR_TRY(check(plain, shape));
-  TrainStep step;
-  step.workload.graph.name = model.name + " eval";
-  step.parameters = parameters_of(plain);
-  ForwardBuilder forward(plain, shape, &step.parameters, &step.workload.graph);
-  for (int64_t m = 0; m < shape.micro_batches; ++m) {
-    for (int64_t stage = 0; stage < forward.stages(); ++stage) forward.add(stage, m);
-  }
-  step.loss = add_mean_loss("loss", forward.losses(), &step.workload.graph);
-  HR_TRY(finish_step(options, &step));
-  return step;
-}
-
-std::vector<PlacementRule> activation_rules(const TrainStep& step, Codec codec) {
-  const Graph& g = step.workload.graph;
-  std::vector<PlacementRule> rules;
-  for (size_t i = 0; i < g.tensors.size(); ++i) {
-    const Tensor& t = g.tensors[i];
-    // Statistics and log-sums are small and read with care.
-    if (t.role != Role::kActivation || t.data_class != DataClass::kActivation) continue;
-    if (t.dtype != DType::kF32 || t.cols < 64 || encoded_bytes(codec, t) == 0) continue;
-    PlacementRule rule;
-    rule.tensor = TensorId(static_cast<int64_t>(i));
-    rule.codecs = {codec};
-    rules.push_back(rule);
-  }
-  return rules;
-}
-
 }  // namespace headrace

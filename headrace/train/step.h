@@ -4,8 +4,8 @@
 //   1. The graph passes verify(); its ops are those of ir/train_ops.h. Between two steps only
 //      kState tensors and frozen weights exist.
 //   2. Losses, gradients and the parameters after the step are the same bits in both MicroOrders.
-//   3. Tensors of parameters and their states have the same names and shapes in training and
-//      evaluation steps of one model, whatever the StepShape.
+//   3. Tensors of parameters and their states have the same names and shapes in all steps of one
+//      model, whatever the StepShape.
 //   4. Outputs: "loss" [1, 1], the mean over counted targets; "clip" [1, 2], see add_optimizer().
 //
 // StepRows of a step: tokens and targets, sequences x sequence of them, one micro-batch after the
@@ -38,14 +38,8 @@ struct StepOptions {
 // Linear in ops.
 Result<TrainStep> build_train_step(const StepModel& model, const StepShape& shape,
                                    const OptimizerConfig& optimizer, const StepOptions& options);
-// Forward and loss alone, without dropout; parameters are read, never changed.
-Result<TrainStep> build_eval_step(const StepModel& model, const StepShape& shape,
-                                  const StepOptions& options);
 
 // What is left when all ops are there: costs and workspaces, rules for the outputs, verify().
 Status finish_step(const StepOptions& options, TrainStep* step);
-
-// Rules that allow `codec` for the forward activations that wait for their backward use.
-std::vector<PlacementRule> activation_rules(const TrainStep& step, Codec codec);
 
 }  // namespace headrace

@@ -123,10 +123,6 @@ class Browser {
 
   // The accessibility tree: nodes as the browser tells them to a screen reader.
   Json accessibility() { return call("Accessibility.getFullAXTree")["nodes"]; }
-  // PNG in base64.
-  std::string screenshot() {
-    return call("Page.captureScreenshot", {{"format", "png"}}).value("data", "");
-  }
   void dark(bool on) {
     call("Emulation.setEmulatedMedia",
          {{"features", {{{"name", "prefers-color-scheme"}, {"value", on ? "dark" : "light"}}}}});

@@ -37,6 +37,15 @@ Bytes bytes_of(const Graph& g, DataClass data_class) {
   return sum;
 }
 
+// Elements of all tensors of class weight: this device's share.
+int64_t parameter_count(const Workload& workload) {
+  int64_t count = 0;
+  for (const Tensor& t : workload.graph.tensors) {
+    if (t.data_class == DataClass::kWeight) count += t.rows * t.cols;
+  }
+  return count;
+}
+
 TEST(StepGraph, ParameterCountsAreThosePublished) {
   const auto near = [](const char* name, double published, double share) {
     const auto count = static_cast<double>(parameter_count(built(preset(name))));

@@ -298,16 +298,6 @@ TEST(Workload, ATraceThatCannotBeIsRefusedByName) {
   refused(replaced("\"9\"", "\"3\""), {"tensor 3", "twice"});
 }
 
-TEST(Workload, IsToldFromOtherJsonByItsKeys) {
-  EXPECT_TRUE(looks_like_workload(kOwn));
-  EXPECT_TRUE(looks_like_workload(kTrace));
-  EXPECT_TRUE(looks_like_workload(R"( {"step": {"preset": "gpt2"}})"));
-  EXPECT_FALSE(looks_like_workload(R"({"architectures": ["step", "kernels"], "a": {"step": 1}})"));
-  EXPECT_FALSE(looks_like_workload("GGUF\x03"));
-  EXPECT_FALSE(looks_like_workload("[\"headrace_workload\"]"));
-  EXPECT_FALSE(looks_like_workload(""));
-}
-
 // ---- the guide and the examples
 
 std::string file_text(const std::filesystem::path& path) {

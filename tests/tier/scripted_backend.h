@@ -60,7 +60,6 @@ class ScriptedBackend final : public IoBackend {
     return static_cast<int>(count);
   }
   Bytes memory_bytes() const override { return real_->memory_bytes(); }
-  int64_t submitted() const { return number_; }
   int most_in_flight() const { return most_in_flight_; }
 
  private:

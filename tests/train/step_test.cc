@@ -242,24 +242,6 @@ TEST(TrainStep, ABiasTrainedAloneAndDropoutVerify) {
   EXPECT_EQ(count_of(step.workload.graph, "hr.dropout"), 2 * 2 * 5);
 }
 
-TEST(TrainStep, EvaluationReadsTheSameParametersAndChangesNothing) {
-  for (StepModel model : small_models()) {
-    model.dropout = 0.1;
-    model.frozen = {"layers.0.mlp"};
-    const TrainStep train = built(model, small_shape(2));
-    Result<TrainStep> eval = build_eval_step(model, small_shape(), {});
-    ASSERT_TRUE(eval.ok()) << eval.status().message();
-    const Graph& g = eval->workload.graph;
-    EXPECT_EQ(count_of(g, "hr.dropout"), 0);
-    for (const Op& op : g.ops) EXPECT_TRUE(op.updates.empty());
-    ASSERT_EQ(eval->parameters.size(), train.parameters.size());
-    for (size_t i = 0; i < train.parameters.size(); ++i) {
-      EXPECT_EQ(train.workload.graph.at(train.parameters[i].param),
-                g.at(eval->parameters[i].param));
-    }
-  }
-}
-
 TEST(TrainStep, WhatCannotBeIsRefusedByName) {
   struct Bad {
     std::function<void(StepModel&, StepShape&, OptimizerConfig&)> breaks;
