@@ -16,6 +16,10 @@ import urllib.error
 import urllib.request
 
 
+class Failed(Exception):
+    """What the server, or the way to it, said."""
+
+
 def ask(args, question, stream):
     """Pieces of the answer's text as they come. Waits and asks again while the server is busy."""
     body = json.dumps({
@@ -40,7 +44,9 @@ def ask(args, question, stream):
                 text = json.loads(text)["error"]["message"]
             except (ValueError, KeyError, TypeError):
                 pass
-            raise SystemExit(f"{error.code}: {text}")
+            raise Failed(f"{error.code}: {text}") from None
+        except OSError as error:
+            raise Failed(f"cannot reach {args.url}: {getattr(error, 'reason', error)}") from None
     with reply:
         if not stream:
             yield json.load(reply)["choices"][0]["message"]["content"]
@@ -55,7 +61,7 @@ def ask(args, question, stream):
                 return
             event = json.loads(data)
             if "error" in event:
-                raise SystemExit(event["error"]["message"])
+                raise Failed(event["error"]["message"])
             for choice in event["choices"]:
                 yield choice["delta"].get("content") or ""
 
@@ -68,14 +74,22 @@ def main():
     parser.add_argument("questions", nargs="+", metavar="QUESTION")
     args = parser.parse_args()
     if len(args.questions) == 1:
-        for piece in ask(args, args.questions[0], stream=True):
-            print(piece, end="", flush=True)
+        try:
+            for piece in ask(args, args.questions[0], stream=True):
+                print(piece, end="", flush=True)
+        except Failed as failure:
+            return str(failure)
         print()
-        return
+        return 0
     answers = [""] * len(args.questions)
+    failures = []
 
     def fill(i):
-        answers[i] = "".join(ask(args, args.questions[i], stream=False))
+        try:
+            answers[i] = "".join(ask(args, args.questions[i], stream=False))
+        except Failed as failure:
+            answers[i] = f"({failure})"
+            failures.append(i)
 
     threads = [threading.Thread(target=fill, args=(i,)) for i in range(len(answers))]
     for thread in threads:
@@ -84,6 +98,7 @@ def main():
         thread.join()
     for question, answer in zip(args.questions, answers):
         print(f"> {question}\n{answer}\n")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
