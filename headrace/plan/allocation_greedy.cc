@@ -90,7 +90,8 @@ std::vector<int32_t> order_by(const AllocInstance& instance, const GreedyRule& r
 }
 
 GreedyPacker::GreedyPacker(const AllocInstance& instance)
-    : in_(instance), shelf_(earliest(instance), latest(instance), instance.rects.size(), mean_life(instance)) {}
+    : in_(instance),
+      shelf_(earliest(instance), latest(instance), instance.rects.size(), mean_life(instance)) {}
 
 // Raised by one rect after another until none of them has to be.
 Bytes GreedyPacker::lowest_for(const AllocBlock& block) const {

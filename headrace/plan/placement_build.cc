@@ -404,7 +404,8 @@ Result<State> ruled_state(const Problem& problem, const PlaceOptions& options) {
       if (positions > length) longest = i, length = positions;
     }
     const Bytes asked = value.rule->remote_max_bytes;
-    const Bytes bytes = asked > 0 ? std::min(value.bytes, round_down(asked, alignment_of(problem.graph->at(value.tensor)))) : value.bytes;
+    const Bytes unit = alignment_of(problem.graph->at(value.tensor));
+    const Bytes bytes = asked > 0 ? std::min(value.bytes, round_down(asked, unit)) : value.bytes;
     bool done = false;
     for (size_t t = 1; t < tiers.size() && longest >= 0 && !done; ++t) {
       const TierId tier(static_cast<int64_t>(t));

@@ -1,8 +1,8 @@
 // RateMonitor: is the link as fast as the plan thought? Fed with every steady decode step.
 //
 // Only a step that spent half of its time or more waiting for transfers says how fast the link is:
-// there the link was busy nearly all the time, and bytes / time is its rate. A rate that leaves the planned one by 20 % for 8 such steps in a row is reported
-// once, as the median of the eight.
+// there the link was busy nearly all the time, and bytes / time is its rate. A rate that leaves the
+// planned one by 20 % for 8 such steps in a row is reported once, as the median of the eight.
 #pragma once
 
 #include <array>
