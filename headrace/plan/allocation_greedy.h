@@ -26,6 +26,7 @@ struct GreedyRule {
 // "first fit by size x lifetime^0.5, ties early".
 std::string name_of(const GreedyRule& rule);
 
+// Numbers of all blocks, in the order of the rule.
 std::vector<int32_t> order_by(const AllocInstance& instance, const GreedyRule& rule);
 
 // Packs again and again into one shelf.

@@ -48,6 +48,7 @@ struct Packing {
   bool found() const { return !offsets.empty(); }
 };
 
+// The highest end of a block at these offsets (one a block).
 Bytes height_of(const AllocInstance& instance, const std::vector<Bytes>& offsets);
 
 }  // namespace headrace::plan

@@ -85,6 +85,7 @@ struct Hotspots {
   std::vector<Advice> advice;     // by seconds, then bytes
 };
 
+// Ranks what a timeline shows. Linear in its records, but for sorting.
 Hotspots find_hotspots(const Timeline& timeline);
 
 // At most 100 columns; `limit` rows of each list.

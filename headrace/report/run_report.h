@@ -63,6 +63,7 @@ struct SpeedBound {
 };
 SpeedBound speed_bound(const RunReport& run);
 
+// For `--report`: all that is known of the run; bytes and seconds.
 std::string run_report_json(const RunReport& run);
 // One line without a newline: tokens, rates, peak.
 std::string final_line(const RunReport& run);

@@ -40,6 +40,7 @@ std::string explain_choice(const Program& program, const Choice& choice, Bytes o
 std::string infeasible_text(const Infeasible& refusal, const Graph& graph,
                             const StepRequestFacts& facts);
 
+// For `--json`: bytes and seconds; the first `choices` choices in words as well.
 std::string step_plan_json(const StepPlan& plan, const StepRequestFacts& facts, size_t choices);
 std::string infeasible_json(const Infeasible& refusal, const Graph& graph,
                             const StepRequestFacts& facts);

@@ -70,6 +70,7 @@ struct ExportTensor {
 Status write_tensor(TrainedWeights& weights, const ExportTensor& tensor, Bytes* done, Bytes total,
                     const ExportOptions& options, OutFile* out);
 
+// One whole file at `path`, or none. kIo.
 Status write_safetensors(TrainedWeights& weights, const std::vector<ExportTensor>& tensors,
                          const std::string& path, const ExportOptions& options);
 Status write_gguf(TrainedWeights& weights, const ExportOptions& options);
