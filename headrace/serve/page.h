@@ -1,5 +1,5 @@
 // The page at "/": chat, and what memory is doing, in one HTML file that asks nobody but this
-// server. Its source is page.html, put into the program when it is built.
+// server. Its source is page.html and page_markdown.js, put into the program when it is built.
 #pragma once
 
 #include <string>

@@ -16,16 +16,24 @@ std::string header(const Page& page, const std::string& name) {
   return "";
 }
 
+std::string source(const std::string& name) {
+  std::ifstream in(HEADRACE_SOURCE_DIR "/headrace/serve/" + name);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
 TEST(ServerPage, IsTheSourceWithANonceOfItsOwnForEachLoad) {
-  std::ifstream in(HEADRACE_SOURCE_DIR "/headrace/serve/page.html");
-  std::ostringstream source;
-  source << in.rdbuf();
+  std::string whole = source("page.html");
+  const std::string mark = "@MARKDOWN@";
+  ASSERT_NE(whole.find(mark), std::string::npos);
+  whole.replace(whole.find(mark), mark.size(), source("page_markdown.js"));
   const Page one = make_page(), two = make_page();
   EXPECT_NE(one.html, two.html);
   std::smatch nonce;
   const std::string policy = header(one, "Content-Security-Policy");
   ASSERT_TRUE(std::regex_search(policy, nonce, std::regex("'nonce-([0-9a-f]{32})'"))) << policy;
-  EXPECT_EQ(std::regex_replace(source.str(), std::regex("@NONCE@"), nonce[1].str()), one.html);
+  EXPECT_EQ(std::regex_replace(whole, std::regex("@NONCE@"), nonce[1].str()), one.html);
 }
 
 TEST(ServerPage, AsksNobodyElse) {
@@ -48,6 +56,17 @@ TEST(ServerPage, NoTextCanBecomeMarkup) {
   }
   EXPECT_FALSE(std::regex_search(html, std::regex("<[^>]* on[a-z]+ *=")))
       << "handlers are added by the script";
+}
+
+TEST(ServerPage, NoLinkTakesTheConversationAway) {
+  const std::string html = make_page().html;
+  const std::regex link("<a [^>]*href=\"/[^>]*>");
+  int links = 0;
+  const std::sregex_iterator none;
+  for (std::sregex_iterator it(html.begin(), html.end(), link); it != none; ++it, ++links) {
+    EXPECT_NE(it->str().find("target=\"_blank\""), std::string::npos) << it->str();
+  }
+  EXPECT_EQ(links, 2);
 }
 
 TEST(ServerPage, EveryFieldHasALabel) {
