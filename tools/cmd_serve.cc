@@ -88,6 +88,18 @@ Result<std::string> api_key_of(const ServeOptions& o) {
   return key;
 }
 
+// As browsers write it (RFC 6454): any other would never be equal to what they send.
+std::string check_origin(const std::string& text) {
+  const size_t scheme = text.find("://");
+  const size_t host = scheme + 3;
+  const bool origin = scheme != std::string::npos && scheme > 0 && host < text.size() &&
+                      text.find_first_of("/?# ", host) == std::string::npos &&
+                      std::none_of(text.begin(), text.end(),
+                                   [](char c) { return c >= 'A' && c <= 'Z'; });
+  if (origin || text == "*" || text == "null") return {};  // "null": a page from a file
+  return "'" + text + "' is no origin like http://localhost:3000 (no path, no capitals), nor *";
+}
+
 // While it lives a signal ends the process at once. Loading may take minutes, and whatever it does
 // then nothing is lost: no client was promised anything.
 class LoadWatch {
@@ -214,6 +226,7 @@ class Serving {
     }
     HR_ASSIGN(BatchPlan plan, plan_batch(*model_, options));
     HR_TRY(check_peak(plan.options));
+    HR_TRY(check_room(plan.ledger.reserved()));
     HR_ASSIGN(auto session, BatchSession::start(*model_, std::move(plan), &cut_));
     if (!session->tier().notice.empty()) notice("%s", session->tier().notice.c_str());
     HR_TRY(warm_up(*session));
@@ -294,6 +307,19 @@ class Serving {
                  human_bytes(std::max(least, peak + kMiB / 2)).c_str());
   }
 
+  // What the system has is known by where it says so (not in every sandbox).
+  Status check_room(Bytes held) const {
+    const auto room = memory_room();
+    if (!room.ok()) return {};
+    HR_TRY(check_group_limit(held, *room));
+    const Bytes more = held - process_memory().rss;
+    if (more > room->mem_available) {
+      notice("warning: the server will take up to %s more, but the machine has %s available",
+             human_bytes(more).c_str(), human_bytes(room->mem_available).c_str());
+    }
+    return {};
+  }
+
   // The first pass loads what stays in memory: better before the first client waits for it.
   Status warm_up(BatchSession& session) const {
     HR_ASSIGN(const KvSequence s, session.open());
@@ -324,8 +350,13 @@ class Serving {
   }
 
   Status drain() {
-    notice("stopping: %lld requests are still answered, for %d s at most (again: at once)",
-           static_cast<long long>(server_->http_stats().replies), o_.drain_seconds);
+    const auto left = static_cast<long long>(server_->http_stats().replies);
+    if (left == 0) {
+      notice("stopping");
+    } else {
+      notice("stopping: requests that run (%lld) are answered first, for %d s at most (a second "
+             "signal: at once)", left, o_.drain_seconds);
+    }
     Status status;
     if (!server_->drain(std::chrono::seconds(o_.drain_seconds))) status = cut();
     server_->engine().drain();
@@ -360,7 +391,7 @@ class Serving {
 };
 
 void add_net_options(CLI::App& verb, ServeOptions* o) {
-  verb.add_option("--host", o->host, "Address to listen on (0.0.0.0 or ::: all)")
+  verb.add_option("--host", o->host, "Address to listen on; 0.0.0.0: all of IPv4, :: all")
       ->capture_default_str();
   verb.add_option("--port", o->port, "Port to listen on (0: any that is free)")
       ->check(CLI::Range(0, 65535))
@@ -375,7 +406,16 @@ void add_net_options(CLI::App& verb, ServeOptions* o) {
                   "Clients must send it as \"Authorization: Bearer KEY\"; who lists processes sees "
                   "it, unlike --api-key-file and the variable HEADRACE_API_KEY");
   verb.add_option("--api-key-file", o->api_key_file, "A file that holds the key");
-  verb.add_option("--cors", o->cors, "An origin whose pages may use the server (default: none)");
+  verb.add_option("--cors", o->cors,
+                  "An origin whose pages may use the server, like http://localhost:3000; *: all "
+                  "(default: none but the server's own)")
+      ->check(check_origin);
+  verb.add_option("--queue", o->queue, "Requests that may wait (default: 16 to 256, by the budget)")
+      ->check(CLI::Range(1, 100'000));
+  verb.add_option("--answer-tokens", o->answer_tokens,
+                  "Most tokens of a chat's answer whose request does not say (default: a quarter "
+                  "of the context)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
 }
 
 void add_batch_options(CLI::App& verb, ServeOptions* o) {
@@ -397,16 +437,11 @@ void add_batch_options(CLI::App& verb, ServeOptions* o) {
                   "Of the budget, for that model: a size or a part like 20% (default: what it "
                   "takes to stay in memory, at most a quarter)")
       ->needs(draft);
-  verb.add_option("--queue", o->queue, "Requests that may wait (default: 16 to 256, by the budget)")
-      ->check(CLI::Range(1, 100'000));
-  verb.add_option("--answer-tokens", o->answer_tokens,
-                  "Most tokens of a chat's answer whose request does not say (default: a quarter "
-                  "of the context)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  verb.add_option("--prefix-store", o->prefix_store,
-                  "Folder in which prompts that were read are kept, also for the next start (see "
-                  "headrace kv)");
+  CLI::Option* store = verb.add_option(
+      "--prefix-store", o->prefix_store,
+      "Folder in which prompts that were read are kept, also for the next start (see headrace kv)");
   verb.add_option("--prefix-limit", o->prefix_limit, "Bytes that this folder may take")
+      ->needs(store)
       ->capture_default_str();
 }
 
@@ -423,7 +458,9 @@ void add_serve(CLI::App& app, Action* action) {
   verb->get_option("--kv-dir")
       ->description("Folder on a disk for sequences that give way to others (default: $TMPDIR, "
                     "/var/tmp or the current one; none: they wait instead)");
+  verb->option_defaults()->group("Clients");
   add_net_options(*verb, o.get());
+  verb->option_defaults()->group("Passes that requests share");
   add_batch_options(*verb, o.get());
   verb->callback([o, action] { *action = [o] { return Serving(*o).run(); }; });
 }

@@ -537,18 +537,23 @@ TEST_F(Serve, OpenDoorsAreWarnedAbout) {
 
 TEST_F(Serve, TheExampleClientAsksOneAndSeveralQuestions) {
   start();
-  const auto python = [&](const std::string& words) {
+  const auto python = [&](const std::string& words, int code = 0) {
     const std::string command = "python3 " HEADRACE_SOURCE_DIR
                                 "/examples/04-serve/client.py --tokens 8 --url http://127.0.0.1:" +
                                 std::to_string(port_) + " " + words + " > " + (folder_ / "said") +
                                 " 2>&1";
-    EXPECT_EQ(std::system(command.c_str()), 0) << slurp(folder_ / "said");
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), code) << slurp(folder_ / "said");
     return slurp(folder_ / "said");
   };
   EXPECT_GT(python("Hello").size(), 1u);
   const std::string two = python("One Two");
   EXPECT_NE(two.find("> One\n"), std::string::npos) << two;
   EXPECT_NE(two.find("> Two\n"), std::string::npos) << two;
+  // What is refused is said, with one question as with several.
+  for (const std::string words : {"One", "One Two"}) {
+    const std::string refused = python("--tokens 99999 " + words, 1);
+    EXPECT_NE(refused.find("400: "), std::string::npos) << refused;
+  }
 }
 
 TEST_F(Serve, StaysInsideTheBudgetWhateverClientsDo) {

@@ -38,6 +38,16 @@ TEST_F(Usage, UnknownOptionsAndMissingModelsAreUsageErrors) {
   refused({"run", kTiny, "--prompt", "x", "--threads", "0"}, 2, "--threads");
 }
 
+TEST_F(Usage, ServeRefusesOptionsThatWouldDoNothing) {
+  for (const char* origin :
+       {"localhost", "http://localhost:3000/", "https://Example.org", "://x"}) {
+    refused({"serve", kTiny, "--cors", origin}, 2, "is no origin like http://localhost:3000");
+  }
+  refused({"serve", kTiny, "--prefix-limit", "1GiB"}, 2, "--prefix-store");
+  refused({"serve", kTiny, "--draft-memory", "1GiB"}, 2, "--draft");
+  refused({"serve", kTiny, "--draft", kTiny, "--speculate", "0"}, 2, "--speculate 0");
+}
+
 TEST_F(Usage, BudgetsThatAreNoSizesShowTheValidForms) {
   for (const char* size : {"0", "-5MiB", "banana", "12XB", "1e400"}) {
     refused({"run", kTiny, "--prompt", "x", std::string("--memory=") + size}, 2,
