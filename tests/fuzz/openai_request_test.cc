@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -155,6 +156,84 @@ TEST(FuzzOpenaiRequest, MutatedBodiesAreReadOrRefused) {
   // One of the four parsers fits a body; if hardly any did, nothing was tested.
   EXPECT_GT(read, kMutations / 16);
   EXPECT_GT(refused, kMutations);
+}
+
+using Json = nlohmann::json;
+
+// A value of any kind, up to `deep` levels.
+Json any_value(int deep, std::mt19937_64* random) {
+  static const std::vector<Json> kPlain = {
+      nullptr, true, false, 0, 1, -1, 3, 2.5, 2.0, -0.0, 1e308, INT64_MAX, INT64_MIN, UINT64_MAX,
+      1001, "", "x", "1", "user", "text", "auto", std::string(1025, 's'), "\xF0\x9F\x98\x80",
+      std::string("\0", 1)};
+  const uint64_t pick = (*random)();
+  if (deep == 0 || pick % 3 != 0) return kPlain[pick / 3 % kPlain.size()];
+  Json out = pick % 2 ? Json::array() : Json::object();
+  for (uint64_t i = (*random)() % 4; i > 0; --i) {
+    static const char* const kKeys[] = {"type", "text", "role", "content", "5", "x"};
+    if (out.is_array()) out.push_back(any_value(deep - 1, random));
+    else out[kKeys[(*random)() % 6]] = any_value(deep - 1, random);
+  }
+  return out;
+}
+
+// A place in `root`, and its name as errors give it: "messages[0].content".
+Json* any_place(Json* root, std::string* name, std::mt19937_64* random) {
+  Json* at = root;
+  do {
+    const size_t i = (*random)() % at->size();
+    if (at->is_array()) {
+      *name += "[" + std::to_string(i) + "]";
+      at = &(*at)[i];
+    } else {
+      const auto member = std::next(at->begin(), static_cast<std::ptrdiff_t>(i));
+      *name += (name->empty() ? "" : ".") + member.key();
+      at = &*member;
+    }
+  } while (at->is_structured() && !at->empty() && (*random)() % 2 == 0);
+  return at;
+}
+
+// Whether one of two places is the other or inside of it.
+bool one_holds_the_other(std::string a, std::string b) {
+  if (a.size() > b.size()) std::swap(a, b);
+  return b.starts_with(a) && (a.size() == b.size() || b[a.size()] == '.' || b[a.size()] == '[');
+}
+
+TEST(FuzzOpenaiRequest, ARefusalNamesThePlaceThatWasChanged) {
+  // Places whose refusal may name another one: what the other needs of them. (An array whose first
+  // element is a number is of tokens.)
+  const std::vector<std::pair<std::string, std::string>> needed = {
+      {"stream", "stream_options"}, {"n", "best_of"}, {"logprobs", "top_logprobs"},
+      {"prompt[0]", "prompt[1]"}};
+  GenerateLimits limits;
+  limits.vocab = 1000;
+  limits.most_n = 4;
+  std::mt19937_64 random(3);
+  int read = 0, refused = 0;
+  for (int i = 0; i < kMutations; ++i) {
+    const size_t which = static_cast<size_t>(i) % 4;
+    Json body = Json::parse(bodies()[which]);
+    std::string name;
+    Json* place = any_place(&body, &name, &random);
+    *place = any_value(2, &random);
+    const auto parsed = which == 0 ? parse_chat(body.dump(), limits)
+                                   : parse_completion(body.dump(), limits);
+    if (const auto* r = std::get_if<GenerateRequest>(&parsed)) {
+      expect_bounds(*r, limits);
+      ++read;
+    } else {
+      const ApiError& e = std::get<ApiError>(parsed);
+      expect_error(e);
+      const bool other = std::find(needed.begin(), needed.end(), std::pair(name, e.param)) !=
+                         needed.end();
+      EXPECT_TRUE(other || one_holds_the_other(name, e.param)) << name << "; named " << e.param;
+      ++refused;
+    }
+    if (HasFailure()) FAIL() << "change " << i << ": " << body;
+  }
+  EXPECT_GT(read, kMutations / 8);
+  EXPECT_GT(refused, kMutations / 8);
 }
 
 TEST(FuzzOpenaiRequest, RandomBytesAreRefused) {
