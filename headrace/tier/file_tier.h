@@ -44,8 +44,8 @@ constexpr Bytes kSmallTransfer = 64 * kKiB;
 enum class FileAccess {
   kRead,       // the files exist and are only read
   kReadWrite,  // the files exist; stores must stay inside their present size
-  kScratch,  // each file is made with `scratch_bytes`, reserved on the disk, and removed
-             // from its folder at once: nothing is left behind by a crash either
+  kScratch,  // each file is made with `scratch_bytes`, reserved on the disk, and has no
+             // name in its folder: nothing is left behind by a crash either
 };
 
 enum class FileMethod { kBest, kUring, kPreadDirect, kPreadBuffered };

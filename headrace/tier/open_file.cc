@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 namespace headrace {
@@ -42,6 +43,19 @@ int try_direct_read(int fd) {
   do n = pread(fd, page, sizeof page, 0);
   while (n < 0 && errno == EINTR);
   return n < 0 ? errno : 0;
+}
+
+// A file without a name: whatever ends this process, nothing is left, and nobody else's file or
+// leftover of this name is in the way. Where the file system has none (NFS) it has its name for a
+// moment. -1 and errno.
+int open_scratch(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(),
+                        O_RDWR | O_CLOEXEC | O_TMPFILE | O_EXCL, 0600);
+  if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return fd;
+  const int named = ::open(path.c_str(), flags_of(FileAccess::kScratch), 0600);
+  if (named >= 0) unlink(path.c_str());
+  return named;
 }
 
 }  // namespace
@@ -91,13 +105,11 @@ Result<OpenFile> OpenFile::open(const std::string& path, const FileTierOptions& 
     return io_error(path, "cannot open", errno);
   if (!scratch && !S_ISREG(found.st_mode))
     return error(Code::kUnsupported, "%s: not a regular file", path.c_str());
-  file.fd_ = ::open(path.c_str(), flags_of(options.access), 0600);
+  file.fd_ = scratch ? open_scratch(path)
+                     : ::open(path.c_str(), flags_of(options.access), 0600);
   if (file.fd_ < 0)
     return io_error(path, scratch ? "cannot create" : "cannot open", errno);
-  if (scratch) {
-    unlink(path.c_str());
-    HR_TRY(file.reserve(round_up(options.scratch_bytes, kPage)));
-  }
+  if (scratch) HR_TRY(file.reserve(round_up(options.scratch_bytes, kPage)));
   if (fstat(file.fd_, &file.opened_) != 0) return io_error(path, "fstat", errno);
   file.bytes_ = file.opened_.st_size;
 

@@ -163,15 +163,22 @@ TEST(FileTier, ScratchFilesLeaveNothingInTheirFolder) {
   EXPECT_TRUE(tier->check_unchanged().ok());
 }
 
-TEST(FileTier, ScratchNeverOverwritesAFileThatExists) {
+// Such as what another process, or one that was killed, has left there.
+TEST(FileTier, AFileOfScratchsNameIsNeitherInTheWayNorTouched) {
   TempFolder folder;
   write_pattern_file(folder.file("precious"), 8 * kKiB, 6);
+  Arena arena = make_arena(64 * kKiB);
   FileTierOptions options;
   options.access = FileAccess::kScratch;
   options.scratch_bytes = 1 * kMiB;
-  const auto refused = open_file_tier({folder.file("precious")}, nullptr, options);
-  EXPECT_EQ(refused.status().code(), Code::kIo);
+  auto tier = open_ok({folder.file("precious")}, &arena, options);
+  ASSERT_NE(tier, nullptr);
+  auto stored = tier->store(arena.at(0, 64 * kKiB), {0, 0, 64 * kKiB});
+  ASSERT_TRUE(stored.ok());
+  EXPECT_TRUE(tier->wait(*stored).ok());
   EXPECT_EQ(std::filesystem::file_size(folder.file("precious")), 8192u);
+  tier.reset();
+  EXPECT_TRUE(std::filesystem::exists(folder.file("precious")));
 }
 
 TEST(FileTier, AFullDiskIsFoundWhenScratchIsReserved) {
