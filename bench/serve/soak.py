@@ -5,14 +5,15 @@
                       [--minutes 30] [--clients 24] [--idle 1000] [--seed 1] [--json FILE]
   bench/serve/soak.py --quick          300 requests as fast as they go, 200 idle connections,
                                        192 MiB (weights are streamed)
+  bench/serve/soak.py --cgroup ...     in a memory control group whose limit is the budget (root)
 
 Checks; any that fails is listed, and the exit code is 1:
   1. Every request ends with an answer or an error of OpenAI's shape and the expected status.
   2. Answers are those the server gave when it was alone with each prompt, and those that
      `headrace run` gives (greedy ones without a template, where the text is valid UTF-8).
-  3. VmHWM is at most the budget; after warm-up (a fifth of the run) VmRSS does not grow: the
-     median slope of all pairs of samples over a run of ten minutes or more is below --slope KiB a
-     minute.
+  3. VmHWM is at most the budget, as are RssAnon and VmSwap together; after warm-up (a fifth of the
+     run) VmRSS does not grow: the median slope of all pairs of samples over a run of ten minutes or
+     more is below --slope KiB a minute. Steps of more than 1 MiB are listed by mapping.
   4. /health answers all along; at the end nothing runs or waits, no file descriptor is left,
      and a request is answered right.
   5. On SIGTERM a stream that runs is ended whole, and the exit code is 0.
@@ -43,6 +44,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import client  # noqa: E402
+import mappings  # noqa: E402
 import servers  # noqa: E402
 from programs import WORDS  # noqa: E402
 
@@ -190,6 +192,7 @@ class Soak:
         self.questions = []
         self.failures, self.counts, self.waits, self.gone = [], {}, 0, 0
         self.samples = []  # (seconds, VmRSS)
+        self.mappings = mappings.Follower()
         self.idle, self.reopened = [], 0
         self.health_s = []
         self.over = False
@@ -376,6 +379,8 @@ class Soak:
             status = self.server.memory()
             if status.get("VmRSS"):
                 self.samples.append((time.monotonic() - begin, status["VmRSS"]))
+            if count % 20 == 0:
+                self.mappings.look(self.server.pid, time.monotonic() - begin)
             if count % 4 == 0:
                 answer = await self.ask("GET", "/health", None)
                 if answer is None or answer.status != 200:
@@ -508,7 +513,7 @@ def soak(o):
         server = servers.headrace(
             o.headrace, o.model, o.memory * MIB, threads=o.threads, context=CONTEXT,
             kv_folder=folder, prefix_store=o.store,
-            extra=o.extra)
+            extra=o.extra, limit=o.memory * MIB if o.cgroup else None)
         # Where a file may not grow, writing raises this signal besides.
         server.command = ["env", "--ignore-signal=XFSZ", *server.command]
         server.start()
@@ -541,6 +546,13 @@ def soak_server(o, server):
     facts["peak_rss"] = max(facts.get("VmHWM", 0), result["peak_rss"])
     if facts["peak_rss"] > facts["budget"]:
         s.fail(f"peak {facts['peak_rss'] / MIB:.2f} MiB, budget {o.memory} MiB")
+    facts["peak_private"] = result["peak_private"]
+    if result["peak_private"] > facts["budget"]:
+        s.fail(f"RssAnon + VmSwap {result['peak_private'] / MIB:.2f} MiB, budget {o.memory} MiB")
+    facts["cgroup"] = result["cgroup"]
+    if o.cgroup and result["cgroup"]["oom_kills"]:
+        s.fail(f"killed by a limit of {o.memory} MiB")
+    facts["moved"] = [x for x in s.mappings.steps if x[0] > facts.get("seconds", 0) / 5]
     warm = [x for x in s.samples if x[0] > facts.get("seconds", 0) / 5]
     facts["slope_bytes_per_min"] = slope(warm)
     facts["grown_bytes"] = max(v for _, v in warm) - warm[0][1] if warm else 0
@@ -566,13 +578,28 @@ def table(facts):
         ["trouble with the disk", facts["trouble"]],
         ["seconds", f"{facts.get('seconds', 0):.0f}"],
         ["peak RSS / budget, MiB", f"{facts['peak_rss'] / MIB:.2f} / {facts['budget'] / MIB:.0f}"],
+        ["RssAnon + VmSwap at most, MiB", f"{facts['peak_private'] / MIB:.2f}"],
+        ["limit of the control group, MiB", limit_of(facts["cgroup"])],
         ["RSS slope after warm-up, KiB a minute", f"{facts['slope_bytes_per_min'] / KIB:.2f}"],
         ["RSS, most after warm-up above its end, MiB", f"{facts['grown_bytes'] / MIB:.2f}"],
+        ["what moved after warm-up", "; ".join(step_of(*step) for step in facts["moved"]) or "-"],
         ["counted by the server", ", ".join(f"{name} {value:.0f}" for name, value in
                                             facts.get("metrics", {}).items() if value)],
         ["slowest /health, ms", f"{worst * 1e3:.0f}" if worst is not None else "-"],
         ["failures", len(facts["failures"])],
     ]
+
+
+def limit_of(group):
+    if not group:
+        return "none"
+    return f"{group['limit'] / MIB:.0f}, peak {group['peak'] / MIB:.0f}, " \
+           f"{group['oom_kills']} kills"
+
+
+def step_of(seconds, changes):
+    what = ", ".join(f"{name} {change / MIB:+.1f} MiB" for name, change in changes.items())
+    return f"at {seconds:.0f} s {what}"
 
 
 def mib_of(text):
@@ -601,6 +628,8 @@ def options_of(argv):
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--folder", help="on a disk, for KV and prefixes; default: the system's")
     p.add_argument("--json", help="write all facts there")
+    p.add_argument("--cgroup", action="store_true",
+                   help="in a memory control group whose limit is the budget (root)")
     p.add_argument("--quick", action="store_true")
     p.add_argument("extra", nargs="*", help="after --: more options for the server")
     o = p.parse_args([str(word) for word in argv])

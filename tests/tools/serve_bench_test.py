@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "bench" / "serve"))
 import client  # noqa: E402
 import load  # noqa: E402
+import mappings  # noqa: E402
 import servers  # noqa: E402
 import soak  # noqa: E402
 
@@ -166,6 +167,31 @@ class Disk(unittest.TestCase):
             for data in bad:
                 self.assertEqual((len(data), data.count(0), data.count(255)), (100, 99, 1))
             self.assertEqual(soak.damage(pathlib.Path(folder) / "none", random.Random(1)), 0)
+
+
+class Mappings(unittest.TestCase):
+    def test_what_grew_is_named_and_what_stayed_is_not(self):
+        toucher = ("import mmap, sys\nm = mmap.mmap(-1, 9 << 20, mmap.MAP_PRIVATE)\n"
+                   "print('there', flush=True)\nsys.stdin.readline()\n"
+                   "m.write(bytes(8 << 20))\nprint('written', flush=True)\nsys.stdin.readline()\n")
+        with subprocess.Popen([sys.executable, "-c", toucher], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True) as child:
+            follower = mappings.Follower(4 << 20)
+            self.assertEqual(child.stdout.readline(), "there\n")
+            follower.look(child.pid, 1)
+            follower.look(child.pid, 2)
+            self.assertEqual(follower.steps, [])
+            child.stdin.write("\n")
+            child.stdin.flush()
+            self.assertEqual(child.stdout.readline(), "written\n")
+            follower.look(child.pid, 3)
+            child.stdin.close()
+        follower.look(child.pid, 4)  # it has ended
+        (seconds, changes), = follower.steps
+        self.assertEqual(seconds, 3)
+        name = max(changes, key=changes.get)
+        self.assertIn("anonymous", name)
+        self.assertGreaterEqual(changes[name], 8 << 20)
 
 
 class TinyModel(unittest.TestCase):
