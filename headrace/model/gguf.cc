@@ -8,9 +8,12 @@
 
 #include "headrace/model/extents.h"
 #include "headrace/model/file_reader.h"
+#include "headrace/model/gguf_values.h"
 
 namespace headrace {
 namespace {
+
+using enum gguf::ValueType;
 
 // Bounds that no real file comes near; they keep a corrupt count from filling the memory.
 constexpr uint64_t kMaxKeys = 1 << 16;
@@ -43,22 +46,6 @@ constexpr GgmlType kGgmlTypes[] = {
     {26, "I32", DType::kI32},   {27, "I64", kNone},         {28, "F64", kNone},
     {29, "IQ1_M", kNone},       {30, "BF16", DType::kBF16}, {34, "TQ1_0", kNone},
     {35, "TQ2_0", kNone},       {39, "MXFP4", kNone},       {40, "NVFP4", kNone},
-};
-
-enum ValueType : uint32_t {
-  kU8,
-  kI8,
-  kU16,
-  kI16,
-  kU32,
-  kI32,
-  kF32,
-  kBool,
-  kString,
-  kArray,
-  kU64,
-  kI64,
-  kF64,
 };
 
 // What one file of a model holds.

@@ -2,31 +2,19 @@
 
 #include "headrace/base/json_text.h"
 #include "headrace/model/file_reader.h"
+#include "headrace/model/gguf_values.h"
 #include "headrace/model/tokenizer_splitter.h"
 
 namespace headrace {
 namespace {
 
-enum Type : uint32_t {
-  kU8 = 0,
-  kI8,
-  kU16,
-  kI16,
-  kU32,
-  kI32,
-  kF32,
-  kBool,
-  kText,
-  kArray,
-  kU64,
-  kI64,
-  kF64,
-};
+using enum gguf::ValueType;
 
+// Of one value, by its type; 0: what has a length of its own.
 constexpr Bytes kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 Status skip_value(FileReader* in, uint32_t type) {
-  if (type == kText) {
+  if (type == kString) {
     HR_ASSIGN(const auto length, in->number<uint64_t>("a text's length"));
     if (length > static_cast<uint64_t>(in->remaining())) {
       return error(Code::kBadFile, "%s: a text beyond the file's end", in->path().c_str());
@@ -40,8 +28,8 @@ Status skip_value(FileReader* in, uint32_t type) {
       return error(Code::kBadFile, "%s: an array of type %u with %llu entries", in->path().c_str(),
                    kind, static_cast<unsigned long long>(count));
     }
-    if (kind != kText) return in->skip(static_cast<Bytes>(count) * kSizes[kind], "an array");
-    for (uint64_t i = 0; i < count; ++i) HR_TRY(skip_value(in, kText));
+    if (kind != kString) return in->skip(static_cast<Bytes>(count) * kSizes[kind], "an array");
+    for (uint64_t i = 0; i < count; ++i) HR_TRY(skip_value(in, kString));
     return {};
   }
   if (type > kF64) return error(Code::kBadFile, "%s: value type %u", in->path().c_str(), type);
@@ -70,7 +58,7 @@ void GgufKeys::head(std::string_view key, uint32_t type) {
 }
 
 void GgufKeys::text(std::string_view key, std::string_view value) {
-  head(key, kText);
+  head(key, kString);
   put_text(&bytes_, value);
 }
 
@@ -91,7 +79,7 @@ void GgufKeys::flag(std::string_view key, bool value) {
 
 void GgufKeys::texts(std::string_view key, const std::vector<std::string>& values) {
   head(key, kArray);
-  put_number(&bytes_, static_cast<uint32_t>(kText));
+  put_number(&bytes_, static_cast<uint32_t>(kString));
   put_number(&bytes_, static_cast<uint64_t>(values.size()));
   for (const std::string& value : values) put_text(&bytes_, value);
 }
