@@ -224,7 +224,7 @@ class Serving {
     if (draft_ != nullptr) {
       HR_ASSIGN(draft_plan, plan_beside(&options));
     }
-    HR_ASSIGN(BatchPlan plan, plan_batch(*model_, options));
+    HR_ASSIGN(BatchPlan plan, plan_of(options));
     HR_TRY(check_peak(plan.options));
     HR_TRY(check_room(plan.ledger.reserved()));
     HR_ASSIGN(auto session, BatchSession::start(*model_, std::move(plan), &cut_));
@@ -245,6 +245,21 @@ class Serving {
               Engine::start(*model_, std::move(session), engine, std::move(drafter)));
     server_->serve(*model_, std::move(started));
     return {};
+  }
+
+  // What is kept back for clients grows with the budget: where this one is too small the plan is
+  // refused with the least budget that holds what would be kept back of it.
+  Result<BatchPlan> plan_of(BatchOptions options) const {
+    auto plan = plan_batch(*model_, options);
+    if (plan.ok() || plan.status().code() != Code::kDoesNotFit) return plan;
+    const Bytes others = options.beside_bytes - beside(options.memory_bytes);
+    for (int tries = 0; tries < 16; ++tries) {
+      HR_ASSIGN(const Bytes least, least_batch_memory(*model_, options));
+      const Bytes needed = others + beside(round_up(least, kMiB));
+      if (needed <= options.beside_bytes) break;
+      options.beside_bytes = needed;
+    }
+    return plan_batch(*model_, options);
   }
 
   // The draft model's plan, whose memory is then kept back in the options of the other.
@@ -278,21 +293,37 @@ class Serving {
     b.step_rows = std::max<int64_t>(o_.step_rows, o_.parallel * (1 + o_.speculate));
     b.kv_format = setup_.session.kv_format;
     b.kv_folder = setup_.session.kv_folder;
-    const int64_t trained = model_->config.trained_context;
-    const int64_t context = b.context > 0 ? b.context
-                            : trained > 0 ? std::min(trained, kLargestContext)
-                                          : kLargestContext;
-    queue_ = o_.queue > 0 ? o_.queue
-                          : static_cast<int>(std::clamp<Bytes>(
-                                b.memory_bytes / kQueueShare / (4 * context), 16, 256));
-    b.beside_bytes = Server::most_bytes(server_options_) + job_memory(context);
-    if (!o_.prefix_store.empty()) b.beside_bytes += prefix_memory(*model_, b.kv_format);
+    queue_ = queue_of(b.memory_bytes);
+    b.beside_bytes = beside(b.memory_bytes);
     return b;
   }
 
+  int64_t longest_context() const {
+    if (o_.budget.context > 0) return o_.budget.context;
+    const int64_t trained = model_->config.trained_context;
+    return trained > 0 ? std::min(trained, kLargestContext) : kLargestContext;
+  }
+
+  int queue_of(Bytes budget) const {
+    if (o_.queue > 0) return o_.queue;
+    return static_cast<int>(
+        std::clamp<Bytes>(budget / kQueueShare / (4 * longest_context()), 16, 256));
+  }
+
+  // Of a budget, what is kept back for clients.
+  Bytes beside(Bytes budget) const {
+    ServerOptions server = server_options_;
+    if (budget != setup_.session.memory_bytes) {
+      fit_to_budget(budget, o_.budget.context, &server);
+    }
+    Bytes sum = Server::most_bytes(server) + job_memory(queue_of(budget));
+    if (!o_.prefix_store.empty()) sum += prefix_memory(*model_, setup_.session.kv_format);
+    return sum;
+  }
+
   // What waits and runs: tokens of each, and once more those that the engine works with.
-  Bytes job_memory(int64_t context) const {
-    return (queue_ + 2 * o_.parallel) * (4 * context + 4 * kKiB);
+  Bytes job_memory(int queue) const {
+    return (queue + 2 * o_.parallel) * (4 * longest_context() + 4 * kKiB);
   }
 
   // Reading a model takes memory for a moment.
