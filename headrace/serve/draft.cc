@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "headrace/base/system.h"
 #include "headrace/base/system_memory.h"
 
 namespace headrace {
@@ -103,14 +104,28 @@ void DraftModel::propose(std::span<DraftAsk> asks) {
     return;
   }
   if (session_->failed() && !session_->recover().ok()) return give_up();
+  int64_t blocks = 0;  // that followers hold, or will after this
+  for (const auto& [choice, f] : followers_) blocks += blocks_of(f.held.size());
   std::vector<Writing> writing;
   for (DraftAsk& ask : asks) {
     if (!follows(ask)) continue;
+    const auto it = followers_.find(ask.choice);
+    if (it != followers_.end()) blocks -= blocks_of(it->second.held.size());
+    const int64_t wanted = blocks_of(ask.tokens.size() + static_cast<size_t>(ask.most));
+    if (blocks + wanted > session_->plan().options.blocks) {  // those before it are followed
+      forget(ask.choice);
+      continue;
+    }
+    blocks += wanted;
     if (Follower* f = follow(ask)) writing.push_back({&ask, f, {}});
   }
   while (!writing.empty()) {
     if (!advance(&writing)) return give_up();
   }
+}
+
+int64_t DraftModel::blocks_of(size_t tokens) const {
+  return session_->plan().blocks_of(static_cast<int64_t>(tokens));
 }
 
 bool DraftModel::follows(const DraftAsk& ask) const {
@@ -134,8 +149,11 @@ bool DraftModel::advance(std::vector<Writing>* writing) {
     room -= static_cast<int64_t>(w.rows.size());
     if (!w.rows.empty()) parts.push_back({w.follower->sequence, w.rows, w.whole ? 1 : 0});
   }
+  const Nanos begin = monotonic_ns();
   auto logits = session_->step(parts);
   if (!logits.ok()) return false;
+  const int64_t rows = session_->plan().options.step_rows - room;
+  if (session_->steady()) times_.add(rows, monotonic_ns() - begin);
   const size_t vocab = static_cast<size_t>(vocab_);
   size_t part = 0, row = 0;
   for (Writing& w : *writing) {

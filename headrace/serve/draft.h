@@ -25,6 +25,7 @@
 #include <span>
 #include <vector>
 
+#include "headrace/serve/measured_times.h"
 #include "headrace/serve/scheduler.h"
 #include "headrace/session/batch_session.h"
 
@@ -44,9 +45,9 @@ class Drafter {
   // Fills each ask's draft; short or empty where nothing can be guessed. Never fails: what goes
   // wrong is a draft that is not there.
   virtual void propose(std::span<DraftAsk> asks) = 0;
-  // The choice has ended.
+  // The choice has ended, or left memory.
   virtual void forget(int32_t choice) = 0;
-  // Predicted time of one more drafted token for each of so many choices.
+  // Time of one more drafted token for each of so many choices.
   virtual Nanos token_ns(int64_t choices) const = 0;
 };
 
@@ -62,7 +63,7 @@ class PromptLookup : public Drafter {
 };
 
 // A smaller model with the same vocabulary, in a BatchSession of its own that follows the same
-// texts, and says greedily what it would say.
+// texts, as many as have room in its blocks, and says greedily what it would say.
 class DraftModel : public Drafter {
  public:
   // Takes the session. `model` is borrowed, `target` is only looked at. kUnsupported, with both
@@ -71,7 +72,7 @@ class DraftModel : public Drafter {
                                                   std::unique_ptr<BatchSession> session);
   void propose(std::span<DraftAsk> asks) override;
   void forget(int32_t choice) override;
-  Nanos token_ns(int64_t choices) const override { return session_->plan().step_ns(choices); }
+  Nanos token_ns(int64_t choices) const override { return times_.at(choices); }
   // Steps that failed since the start: each cost its drafts.
   int64_t failures() const { return failures_; }
 
@@ -89,14 +90,16 @@ class DraftModel : public Drafter {
   static constexpr int kPause = 256;  // calls without drafts after a failure
 
   DraftModel(std::unique_ptr<BatchSession> session, int64_t vocab)
-      : session_(std::move(session)), vocab_(vocab) {}
+      : session_(std::move(session)), times_(session_->plan()), vocab_(vocab) {}
   Follower* follow(const DraftAsk& ask);
   void cut(Follower* follower, int64_t positions);
   bool advance(std::vector<Writing>* writing);
   void give_up();
   bool follows(const DraftAsk& ask) const;
+  int64_t blocks_of(size_t tokens) const;
 
   std::unique_ptr<BatchSession> session_;
+  MeasuredTimes times_;  // of its steps
   const int64_t vocab_;
   std::map<int32_t, Follower> followers_;  // by choice
   int pause_ = 0;

@@ -75,7 +75,7 @@ class Engine::Impl {
       m = metrics_;
       m.waiting += static_cast<int64_t>(arrivals_.size());
       m.jobs_refused = refused_;
-      m.last_tokens_per_s = rate_.at(monotonic_ns());
+      m.recent = recent_.at(monotonic_ns());
     }
     m.headroom_bytes = static_cast<double>(plan().ledger.total() - process_memory().rss);
     return m;
@@ -108,8 +108,9 @@ class Engine::Impl {
     // Those that the next turn finds places for do not wait.
     const int64_t places = std::max<int64_t>(0, plan().options.places - metrics_.running);
     if (waiting < options_.queue_jobs + places) return {};
-    return {Refusal::Kind::kBusy, error(Code::kDoesNotFit, "%lld jobs are waiting, as many as may",
-                                        static_cast<long long>(waiting)), seconds_to_room_};
+    return {Refusal::Kind::kBusy,
+            error(Code::kDoesNotFit, "the server is busy: %lld requests are waiting, as many as may",
+                  static_cast<long long>(waiting)), seconds_to_room_};
   }
 
   void run() {
@@ -152,7 +153,7 @@ class Engine::Impl {
     const std::lock_guard lock(mutex_);
     if (core_->traced() && metrics.steps != metrics_.steps) trace_ = core_->session().last_trace();
     metrics_ = std::move(metrics);
-    rate_ = core_->rate();
+    recent_ = core_->recent();
     waiting_ = waiting;
     seconds_to_room_ = room;
     live_ = jobs + static_cast<int64_t>(arrivals_.size());
@@ -176,7 +177,7 @@ class Engine::Impl {
   int64_t refused_ = 0;
   double seconds_to_room_ = 1;
   EngineMetrics metrics_;
-  TokenRate rate_;
+  RecentSteps recent_;
   Trace trace_;
 
   std::thread thread_;  // the last: it uses all of it

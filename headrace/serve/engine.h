@@ -18,8 +18,9 @@
 //   4. Each event is called on the engine's thread, in order; on_end exactly once for each job that
 //      was accepted, also on drain and destruction.
 //   5. Fairness: among equal priorities, running choices advance together, one token a turn at
-//      least where their step has room; prompts are read in the order of arrival, in chunks that
-//      leave the predicted time of a step with decode rows below `stretch` times that without.
+//      least where their step has room; prompts are read in the order of arrival, the shortest one
+//      beside the first, in chunks that leave the time of a step with decode rows below `stretch`
+//      times that without, by the times of the last steps.
 //   6. A failed step (I/O) costs the jobs in it one retry; failing again, they end with its error
 //      and the engine goes on with the others.
 #pragma once
@@ -84,12 +85,13 @@ struct Job {
 struct Refusal {
   enum class Kind { kNone, kNever, kBusy, kDraining } kind = Kind::kNone;
   Status status;               // with the numbers
-  double retry_after_s = 0;    // kBusy: when there should be room, from predicted times
+  double retry_after_s = 0;    // kBusy: when there should be room, from the last steps and answers
 };
 
 struct EngineOptions {
   int queue_jobs = 256;        // that may wait
   double stretch = 2.5;        // see promise 5
+  bool measure = true;         // false: by predicted times alone, which makes the same steps again
   std::string prefix_folder;   // empty: no prefix store
   Bytes prefix_limit = 0;
   int64_t speculate = 0;       // most drafted tokens a choice a turn; 0: none

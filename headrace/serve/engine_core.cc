@@ -15,19 +15,6 @@ double seconds(Nanos ns) { return static_cast<double>(ns) * 1e-9; }
 
 }  // namespace
 
-void TokenRate::add(Nanos now, int64_t tokens) {
-  Second& s = seconds_[static_cast<size_t>(now / kSecond) % kSeconds];
-  if (s.number != now / kSecond) s = {now / kSecond, 0};
-  s.tokens += tokens;
-}
-
-double TokenRate::at(Nanos now) const {
-  int64_t sum = 0;
-  for (const Second& s : seconds_)
-    if (s.number >= 0 && s.number > now / kSecond - static_cast<int64_t>(kSeconds)) sum += s.tokens;
-  return static_cast<double>(sum) / (static_cast<double>(kSeconds - 1) + seconds(now % kSecond));
-}
-
 Result<std::unique_ptr<EngineCore>> EngineCore::create(const Model& model,
                                                        std::unique_ptr<BatchSession> session,
                                                        const EngineOptions& options,
@@ -52,7 +39,7 @@ Result<std::unique_ptr<EngineCore>> EngineCore::create(const Model& model,
 EngineCore::EngineCore(const Model& model, std::unique_ptr<BatchSession> session,
                        const EngineOptions& options, std::unique_ptr<Drafter> drafter)
     : model_(model), session_(std::move(session)), options_(options),
-      drafter_(std::move(drafter)), scratch_(model.config.vocab) {
+      drafter_(std::move(drafter)), times_(session_->plan()), scratch_(model.config.vocab) {
   const BatchPlan& plan = session_->plan();
   if (options_.speculate == 0) drafter_.reset();
   else if (drafter_ == nullptr) drafter_ = std::make_unique<PromptLookup>();
@@ -131,20 +118,14 @@ int64_t EngineCore::unread(const Choice& c) const {
   return static_cast<int64_t>(c.tokens.size()) - std::max<int64_t>(0, session_->length(c.sequence));
 }
 
-bool EngineCore::traced() const {
-  if (counts_.steps == 0) return false;
-  const Program& last = session_->last_program();
-  return last.name == session_->plan().step.name &&
-         last.instrs.size() == session_->plan().step.instrs.size();
-}
-
 double EngineCore::seconds_to_room() const {
   const int64_t running = std::count_if(choices_.begin(), choices_.end(),
                                         [](const auto& c) { return c.second.running; });
   Nanos least = -1;
   for (const auto& [id, c] : choices_) {
     if (!c.running) continue;
-    const int64_t left = jobs_.at(c.job).job.max_tokens - c.text->said();
+    const int64_t left =
+        expected_left(c.text->said(), jobs_.at(c.job).job.max_tokens, typical_answer_);
     const Nanos ns = left * step_ns(std::max<int64_t>(1, running)) +
                      unread(c) / limits_.step_rows * step_ns(limits_.step_rows);
     least = least < 0 ? ns : std::min(least, ns);
@@ -165,12 +146,26 @@ void EngineCore::turn() {
   std::vector<BatchSession::Part> parts;
   for (const Row& row : step)
     parts.push_back({choices_.at(row.choice).sequence, row.tokens, row.outputs});
+  const Executor::Moved before = session_->moved();
+  const int64_t said = counts_.generated_tokens;
   const Nanos begin = monotonic_ns();
   const auto logits = session_->step(parts);
-  counts_.step_seconds += seconds(monotonic_ns() - begin);
+  StepSums sums;
+  sums.step_seconds = seconds(monotonic_ns() - begin);
+  counts_.step_seconds += sums.step_seconds;
   if (!logits.ok()) return failed(step, logits.status());
   ++counts_.steps;
+  sums.steps = 1;
+  for (const auto& part : parts)
+    if (part.status.ok()) sums.rows += static_cast<int64_t>(part.tokens.size());
+  counts_.rows += sums.rows;
+  sums.stall_seconds = seconds(session_->moved().load_wait_ns - before.load_wait_ns);
+  sums.streamed_bytes = session_->moved().loaded - before.loaded;
   after(step, parts, *logits);
+  sums.tokens = counts_.generated_tokens - said;
+  const Nanos end = monotonic_ns();
+  recent_.add(end, sums);
+  if (options_.measure && sums.rows > 0 && session_->steady()) times_.add(sums.rows, end - begin);
 }
 
 // The session takes steps; what it failed with is told to those who wait for it.
@@ -238,12 +233,34 @@ std::vector<Share> EngineCore::share(int64_t drafted) {
   const auto times = [this](int64_t rows) { return step_ns(rows); };
   for (;;) {
     std::vector<ChoiceView> running = views(true);
-    std::erase_if(running, [this](const auto& v) { return choices_.at(v.id).to_come > 0; });
+    // Now and then those that decode are alone, so that it is known how long that takes.
+    const int64_t decoding = std::count_if(running.begin(), running.end(),
+                                           [](const auto& v) { return v.unread == 1; });
+    const bool alone =
+        options_.measure && decoding > 0 && times_.stale(decoding + drafted);
+    const std::vector<ChoiceView> all = running;
+    std::erase_if(running, [&](const auto& v) {
+      return choices_.at(v.id).to_come > 0 || (alone && v.unread > 1) || waits(v, all);
+    });
     std::vector<Share> shares = share_step(limits_, running, drafted, times);
     bool again = false;
     for (const Share& s : shares) again |= look_up(&choices_.at(s.id));
     if (!again) return shares;
   }
+}
+
+// Its prompt begins as one that is read before it: when that has been, there is less to read.
+bool EngineCore::waits(const ChoiceView& v, const std::vector<ChoiceView>& running) const {
+  const Choice& c = choices_.at(v.id);
+  if (v.unread == 1 || c.looked_up || session_->length(c.sequence) > 0) return false;
+  return std::any_of(running.begin(), running.end(), [&](const ChoiceView& other) {
+    if (other.unread == 1 || !goes_before(other, v)) return false;
+    const Choice& o = choices_.at(other.id);
+    const auto same = std::mismatch(c.tokens.begin(), c.tokens.end() - 1, o.tokens.begin(),
+                                    o.tokens.end()).first - c.tokens.begin();
+    const int64_t width = session_->plan().options.block_tokens;
+    return round_down(same, width) > session_->length(o.sequence);
+  });
 }
 
 std::vector<EngineCore::Row> EngineCore::rows(const std::vector<Share>& shares) const {
@@ -275,7 +292,6 @@ void EngineCore::after(const std::vector<Row>& rows, std::span<const BatchSessio
       (void)session_->truncate(c->second.sequence, parts[i].sound);  // and it is read again
       continue;
     }
-    counts_.rows += static_cast<int64_t>(rows[i].tokens.size());
     jobs_.at(c->second.job).strikes = 0;
     if (rows[i].outputs > 0) speak(rows[i].choice, mine);
     else keep(&c->second);
@@ -347,7 +363,6 @@ void EngineCore::count_tokens(Work* w, Choice* c, int64_t tokens) {
   }
   w->usage.completion_tokens += tokens;
   counts_.generated_tokens += tokens;
-  rate_.add(now, tokens);
 }
 
 void EngineCore::keep(Choice* c) {
@@ -391,6 +406,10 @@ void EngineCore::end_choice(int32_t id, Finish finish) {
   const auto c = choices_.find(id);
   const int32_t job = c->second.job;
   const int number = c->second.number;
+  if (finish == Finish::kStop || finish == Finish::kLength) {
+    const auto said = static_cast<double>(c->second.text->said());
+    typical_answer_ = typical_answer_ < 0 ? said : typical_answer_ + (said - typical_answer_) / 8;
+  }
   close(id, &c->second);
   choices_.erase(c);
   Work& w = jobs_.at(job);

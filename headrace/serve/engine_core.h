@@ -19,24 +19,11 @@
 #include "headrace/serve/choice_text.h"
 #include "headrace/serve/draft.h"
 #include "headrace/serve/engine.h"
+#include "headrace/serve/measured_times.h"
 #include "headrace/serve/scheduler.h"
 #include "headrace/session/batch_prefix.h"
 
 namespace headrace {
-
-// Tokens a second over the last ten whole seconds and the one that is.
-class TokenRate {
- public:
-  void add(Nanos now, int64_t tokens);
-  double at(Nanos now) const;
-
- private:
-  static constexpr size_t kSeconds = 11;
-  struct Second {
-    int64_t number = -1, tokens = 0;
-  };
-  std::array<Second, kSeconds> seconds_;
-};
 
 class EngineCore {
  public:
@@ -58,13 +45,13 @@ class EngineCore {
 
   int64_t jobs() const { return static_cast<int64_t>(jobs_.size()); }
   int64_t waiting() const;
-  // When a running choice will have ended, by predicted times.
+  // When a running choice should have ended, at the pace and the length of the last ones.
   double seconds_to_room() const;
-  const TokenRate& rate() const { return rate_; }
+  const RecentSteps& recent() const { return recent_; }
   EngineMetrics metrics() const;
   const BatchSession& session() const { return *session_; }
-  // The last step was one of the plan's Program: not the first one, nor one that recovered.
-  bool traced() const;
+  // The last step was one as all to come: its trace is worth showing.
+  bool traced() const { return counts_.steps > 0 && session_->steady(); }
 
  private:
   struct Work {  // a job
@@ -102,7 +89,7 @@ class EngineCore {
   int64_t unread(const Choice& c) const;
   bool reads(const Choice& c) const { return c.running && unread(c) > 1; }
   std::vector<ChoiceView> views(bool running) const;
-  Nanos step_ns(int64_t rows) const { return session_->plan().step_ns(rows); }
+  Nanos step_ns(int64_t rows) const { return times_.at(rows); }
 
   // Places (engine_places.cc).
   void place();
@@ -121,6 +108,7 @@ class EngineCore {
   Status files();
   int64_t draft();
   std::vector<Share> share(int64_t drafted);
+  bool waits(const ChoiceView& v, const std::vector<ChoiceView>& running) const;
   std::vector<Row> rows(const std::vector<Share>& shares) const;
   void after(const std::vector<Row>& rows, std::span<const BatchSession::Part> parts,
              std::span<const float> logits);
@@ -143,15 +131,17 @@ class EngineCore {
   std::unique_ptr<Drafter> drafter_;     // null: no drafts
   std::unique_ptr<BatchPrefix> prefix_;  // null: no store
   ScheduleLimits limits_;
+  MeasuredTimes times_;  // of turns that took a step: with sampling, without places and drafts
   SamplerScratch scratch_;
   std::map<int32_t, Work> jobs_;
   std::map<int32_t, Choice> choices_;
   int32_t next_choice_ = 0;
+  double typical_answer_ = -1;  // tokens, of the last ones that ended by themselves; negative: none
   int disk_wait_ = 0;   // turns in which nothing is preempted, after the disk has failed
   bool alone_ = false;  // the next step is of one choice: that of all was refused
   Nanos restore_until_ = 0;  // of this turn
   Nanos files_seen_ = 0;  // when they were as they should be
-  TokenRate rate_;
+  RecentSteps recent_;
   EngineMetrics counts_;
   std::vector<MemoryUse> memory_;  // what does not change
 };

@@ -43,7 +43,10 @@ void EngineCore::place() {
   }
   const Placement p = place_choices(limits, views(true), queued);
   for (int32_t id : p.preempt) {
-    if (preempt(&choices_.at(id))) continue;
+    if (preempt(&choices_.at(id))) {
+      if (drafter_ != nullptr) drafter_->forget(id);
+      continue;
+    }
     disk_wait_ = kDiskWait;
     return;
   }

@@ -8,6 +8,8 @@
 namespace headrace {
 namespace {
 
+constexpr Nanos kSecond = 1000000000;
+
 // As short as it can be and still the same number, in no locale.
 std::string number(double value) {
   if (std::isnan(value)) return "NaN";
@@ -98,9 +100,9 @@ void write_now(const EngineMetrics& m, Writer* w) {
   w->gauge("prefix_store_writes", "1 while the prefix store keeps what is read; 0 without one, and "
            "after its disk has failed.", int64_t{m.store_writes});
   w->gauge("tokens_per_second", "Tokens generated a second, over the last ten seconds.",
-           m.last_tokens_per_s);
-  w->gauge("batch_rows", "Rows of a step, mean since the start.",
-           ratio(static_cast<double>(m.rows), static_cast<double>(m.steps)));
+           ratio(static_cast<double>(m.recent.tokens), m.recent.window_seconds));
+  w->gauge("batch_rows", "Rows of a step, mean over the last ten seconds.",
+           ratio(static_cast<double>(m.recent.rows), static_cast<double>(m.recent.steps)));
 }
 
 void write_counts(const EngineMetrics& m, Writer* w) {
@@ -128,15 +130,40 @@ void write_link(const EngineMetrics& m, Writer* w) {
   w->counter("step_seconds_total", "Time in steps.", m.step_seconds);
   w->counter("stall_seconds_total", "Of it, time that compute stood still for transfers.",
              m.stall_seconds);
-  w->gauge("stall_fraction", "Share of step time that compute stood still for transfers.",
-           ratio(m.stall_seconds, m.step_seconds));
-  w->gauge("streamed_bytes_per_second", "Bytes loaded a second of step time.",
-           ratio(static_cast<double>(m.streamed_bytes), m.step_seconds));
+  w->gauge("stall_fraction", "Share of step time that compute stood still for transfers, over the "
+           "last ten seconds.", ratio(m.recent.stall_seconds, m.recent.step_seconds));
+  w->gauge("streamed_bytes_per_second", "Bytes loaded a second of step time, over the last ten "
+           "seconds.", ratio(static_cast<double>(m.recent.streamed_bytes), m.recent.step_seconds));
   w->gauge("link_bytes_per_second", "What the link that weights come from is planned to give.",
            m.link_bytes_per_s);
 }
 
 }  // namespace
+
+void StepSums::add(const StepSums& more) {
+  steps += more.steps;
+  rows += more.rows;
+  tokens += more.tokens;
+  streamed_bytes += more.streamed_bytes;
+  step_seconds += more.step_seconds;
+  stall_seconds += more.stall_seconds;
+}
+
+void RecentSteps::add(Nanos now, const StepSums& step) {
+  Second& s = seconds_[static_cast<size_t>(now / kSecond) % kSeconds];
+  if (s.number != now / kSecond) s = {now / kSecond, {}};
+  s.sums.add(step);
+}
+
+StepSums RecentSteps::at(Nanos now) const {
+  const int64_t oldest = now / kSecond - static_cast<int64_t>(kSeconds) + 1;
+  StepSums out;
+  for (const Second& s : seconds_)
+    if (s.number >= std::max<int64_t>(0, oldest)) out.add(s.sums);
+  out.window_seconds =
+      static_cast<double>(kSeconds - 1) + static_cast<double>(now % kSecond) * 1e-9;
+  return out;
+}
 
 void Histogram::add(double seconds) {
   const auto at = std::lower_bound(kBounds.begin(), kBounds.end(), seconds);

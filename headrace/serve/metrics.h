@@ -26,6 +26,31 @@ class Histogram {
   double sum_ = 0;
 };
 
+// What steps did.
+struct StepSums {
+  int64_t steps = 0, rows = 0;
+  int64_t tokens = 0;         // that were sampled
+  Bytes streamed_bytes = 0;   // of weights
+  double step_seconds = 0, stall_seconds = 0;  // stall: compute stood still for transfers
+  double window_seconds = 0;  // in which they were taken
+  void add(const StepSums& more);  // but for the window
+};
+
+// Of the last ten whole seconds and the one that is. `now` is monotonic and never falls.
+class RecentSteps {
+ public:
+  void add(Nanos now, const StepSums& step);
+  StepSums at(Nanos now) const;
+
+ private:
+  static constexpr size_t kSeconds = 11;
+  struct Second {
+    int64_t number = -1;
+    StepSums sums;
+  };
+  std::array<Second, kSeconds> seconds_;
+};
+
 // Memory of one class on one tier, for /metrics, /plan and the page.
 struct MemoryUse {
   std::string tier;  // "device", "disk"
@@ -49,9 +74,9 @@ struct EngineMetrics {
   int64_t drafted = 0, accepted = 0;
   int64_t store_hits = 0, store_misses = 0;
   Bytes streamed_bytes = 0;
-  double step_seconds = 0, stall_seconds = 0;  // stall: compute stood still for transfers
-  double link_bytes_per_s = 0;                 // the plan's, of the tier that weights come from
-  double last_tokens_per_s = 0;                // over the last ten seconds
+  double step_seconds = 0, stall_seconds = 0;
+  StepSums recent;
+  double link_bytes_per_s = 0;  // the plan's, of the tier that weights come from
   Histogram first_token, between_tokens, queue_wait;
 };
 

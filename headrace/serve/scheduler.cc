@@ -129,13 +129,29 @@ std::vector<Share> share_step(const ScheduleLimits& limits, std::span<const Choi
     }
     room = low;
   }
-  for (const ChoiceView& c : order) {
-    if (c.unread == 1 || room == 0) continue;
-    const int64_t rows = std::min(c.unread, room);
-    out.push_back({c.id, rows});
-    room -= rows;
+  std::erase_if(order, [](const ChoiceView& c) { return c.unread == 1; });
+  if (order.empty()) return out;
+  // The shortest of the first one's equals; of those as short, the first.
+  size_t shortest = 0;
+  for (size_t i = 1; i < order.size() && order[i].priority == order[0].priority; ++i)
+    if (order[i].unread < order[shortest].unread) shortest = i;
+  std::vector<int64_t> rows(order.size());
+  if (shortest > 0) room -= rows[shortest] = std::min(order[shortest].unread, room / 2);
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int64_t more = std::min(order[i].unread - rows[i], room);
+    rows[i] += more;
+    room -= more;
+    if (rows[i] > 0) out.push_back({order[i].id, rows[i]});
   }
   return out;
+}
+
+int64_t expected_left(int64_t said, int64_t most, double typical) {
+  const int64_t left = most - said;
+  if (typical < 0) return left;
+  const double more = static_cast<double>(said) < typical ? typical - static_cast<double>(said)
+                                                          : typical / 2;
+  return std::clamp<int64_t>(static_cast<int64_t>(more), std::min<int64_t>(1, left), left);
 }
 
 }  // namespace headrace

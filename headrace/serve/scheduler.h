@@ -18,8 +18,10 @@
 //      first, of equals the youngest, and none whose room is not needed. Never more on disk than
 //      fits there.
 //   4. Every running choice that decodes is in every step with one row. Prompts are read in the
-//      order of 2, within step_rows and, beside rows that decode, within `stretch` times the
-//      predicted time of a step without them; one row at least.
+//      order of 2, but for half of the rows, which go to the shortest one of the same priority: a
+//      question need not wait for a book, nor the book for questions. All within step_rows and,
+//      beside rows that decode, within `stretch` times the time of a step without prompts; one row
+//      at least.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +33,7 @@
 
 namespace headrace {
 
-// Predicted time of a step of so many rows; never falls as rows grow.
+// Expected time of a step of so many rows; never falls as rows grow.
 using StepTimes = std::function<Nanos(int64_t rows)>;
 
 struct ScheduleLimits {
@@ -79,5 +81,9 @@ struct Share {
 // Preconditions: decoding and drafted rows fit in step_rows.
 std::vector<Share> share_step(const ScheduleLimits& limits, std::span<const ChoiceView> running,
                               int64_t drafted, const StepTimes& times);
+
+// Tokens that an answer goes on for which has said so many of at most `most`, where answers had
+// `typical` of late (negative: not known). One that is longer than that goes on for half of it.
+int64_t expected_left(int64_t said, int64_t most, double typical);
 
 }  // namespace headrace

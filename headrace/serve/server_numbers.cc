@@ -60,7 +60,7 @@ std::string plan_json(const BatchPlan& plan, const ServerFacts& facts) {
   json.field("workspace_bytes", s.workspace_bytes);
   json.field("link_bytes_per_s", o.machine.tiers[1].load_bytes_per_s);
   json.key("times").begin_array();
-  for (const BatchPlan::StepTime& t : plan.times) {
+  for (const StepTime& t : plan.times) {
     json.begin_object().field("rows", t.rows).field("seconds", seconds_of(t.ns)).end_object();
   }
   json.end_array();
@@ -88,17 +88,18 @@ std::string live_json(const EngineMetrics& m, const BatchPlan& plan, const HttpS
     json.field("bytes", use.bytes).field("limit", use.limit).end_object();
   }
   json.end_array();
-  json.field("tokens_per_s", m.last_tokens_per_s);
+  const StepSums& r = m.recent;
+  const auto each = [](double sum, double of) { return of > 0 ? sum / of : 0.0; };
+  json.field("tokens_per_s", each(static_cast<double>(r.tokens), r.window_seconds));
   json.field("prompt_tokens", m.prompt_tokens).field("cached_tokens", m.cached_tokens);
   json.field("generated_tokens", m.generated_tokens);
   json.field("jobs_done", m.jobs_done).field("jobs_failed", m.jobs_failed);
   json.field("jobs_cancelled", m.jobs_cancelled).field("jobs_refused", m.jobs_refused);
   json.field("preemptions", m.preemptions);
   json.field("drafted", m.drafted).field("accepted", m.accepted);
-  const bool ran = m.step_seconds > 0;
-  json.field("stall_fraction", ran ? m.stall_seconds / m.step_seconds : 0.0);
+  json.field("stall_fraction", each(r.stall_seconds, r.step_seconds));
   json.field("streamed_bytes_per_s",
-             ran ? static_cast<double>(m.streamed_bytes) / m.step_seconds : 0.0);
+             each(static_cast<double>(r.streamed_bytes), r.step_seconds));
   json.field("link_bytes_per_s", m.link_bytes_per_s);
   write_histogram(json, "first_token_s", m.first_token);
   write_histogram(json, "between_tokens_s", m.between_tokens);

@@ -54,7 +54,7 @@ Status check(const BatchOptions& o) {
 }
 
 // A step of `rows` rows that all see `positions`.
-Nanos step_time(const Program& program, const Machine& machine, int64_t rows, int64_t positions) {
+Nanos predicted_time(const Program& program, const Machine& machine, int64_t rows, int64_t positions) {
   Program p = program;
   for (Instr& i : p.instrs) {
     if (i.kind != InstrKind::kCompute) continue;
@@ -275,7 +275,7 @@ class BatchPlanner {
   }
 
   Nanos time_of(const Program& step, int64_t rows) const {
-    return step_time(step, plan_.options.machine, rows, std::max<int64_t>(1, typical() / 2));
+    return predicted_time(step, plan_.options.machine, rows, std::max<int64_t>(1, typical() / 2));
   }
 
   void predict() {
@@ -322,7 +322,7 @@ Status check(const Model& model, const BatchOptions& o) {
 
 }  // namespace
 
-Nanos BatchPlan::step_ns(int64_t rows) const {
+Nanos step_time(std::span<const StepTime> times, int64_t rows) {
   HR_CHECK(!times.empty(), "a plan has predicted times");
   size_t i = 0;
   while (i + 2 < times.size() && times[i + 1].rows < rows) ++i;

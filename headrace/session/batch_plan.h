@@ -16,6 +16,7 @@
 //   3. The same model, machine and options give the same plan.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,15 @@ struct BatchOptions {
   Machine machine = Machine::defaults(1);
 };
 
+// Time of a step with so many rows.
+struct StepTime {
+  int64_t rows = 0;
+  Nanos ns = 0;
+};
+// Between `times` (ascending, at least one), on a line; past the last, on the last one's. At least
+// 1.
+Nanos step_time(std::span<const StepTime> times, int64_t rows);
+
 struct BatchPlan {
   BatchOptions options;  // with everything chosen filled in
   BudgetLedger ledger{0};
@@ -63,14 +73,9 @@ struct BatchPlan {
   int32_t disk_tails = 0;
   Bytes staging_bytes = 0;   // what passes between memory and the disk, in groups
   int64_t blocks_a_sequence = 0;
-  // Predicted time of a step with so many rows, ascending, at typical positions.
-  struct StepTime {
-    int64_t rows = 0;
-    Nanos ns = 0;
-  };
+  // Predicted, at typical positions: of 1, 2, 4 ... step_rows rows.
   std::vector<StepTime> times;
-  // Between those, on a line; past the last, on the last one's. At least 1.
-  Nanos step_ns(int64_t rows) const;
+  Nanos step_ns(int64_t rows) const { return step_time(times, rows); }
   // Blocks that `positions` of one sequence take.
   int64_t blocks_of(int64_t positions) const {
     return (positions + options.block_tokens - 1) / options.block_tokens;

@@ -145,6 +145,11 @@ Status BatchSession::recover() {
   return begin();
 }
 
+bool BatchSession::steady() const {
+  return last_program_ != nullptr && last_program_->name == plan_.step.name &&
+         last_program_->instrs.size() == plan_.step.instrs.size();
+}
+
 Status BatchSession::check_files() const {
   if (files_ != nullptr) return files_->check_unchanged();
   return error(Code::kIo, "the weights are not open: recover() has failed");

@@ -97,6 +97,9 @@ class BatchSession {
   const TierDescription& tier() const { return described_; }
   // kIo when a model file was changed while the session ran.
   Status check_files() const;
+  // The last step was as all to come: one of the plan's Program, which the first one, and the first
+  // after recover(), are not (they load what stays).
+  bool steady() const;
   // The last step's. Precondition: there was one.
   const Trace& last_trace() const { return trace_; }
   const Program& last_program() const { return *last_program_; }

@@ -167,6 +167,18 @@ TEST_F(EngineTest, APromptThatWasReadBeforeIsAdopted) {
   EXPECT_EQ(first->choices[0].tokens, second->choices[0].tokens);
 }
 
+TEST_F(EngineTest, APromptThatBeginsAsOneThatIsReadWaitsForIt) {
+  const auto engine = this->engine({});
+  Job j = job(300, 4);
+  const auto first = submit(*engine, j);
+  j.prompt.resize(250);  // shorter: it would go first
+  const auto second = submit(*engine, j);
+  ears_.wait_all();
+  EXPECT_EQ(first->usage.cached_tokens, 0);
+  EXPECT_EQ(second->usage.cached_tokens, 192);
+  reference().expect_same(j, *second);
+}
+
 TEST_F(EngineTest, ANextEngineFindsInTheStoreWhatThisOneRead) {
   Settings s;
   s.block_tokens = 256;
@@ -503,6 +515,7 @@ Job repeating(Job j) {
 TEST_F(EngineTest, DraftsOfRepeatedTextAreAcceptedAndChangeNothing) {
   Settings with;
   with.speculate = 8;
+  with.engine.measure = false;
   const auto engine = this->engine(with);
   const Job j = repeating(job(20, 200));
   Job sampled = j;
@@ -562,6 +575,7 @@ TEST_F(EngineTest, GuessesThatAreRightMostlyAndWrongSometimesChangeNothing) {
     }
     Settings s;
     s.speculate = 12;
+    s.engine.measure = false;
     if (disk) s.folder = folder_.folder();
     if (disk) s.blocks = kContext / 64;
     const auto engine = this->engine(s, std::make_unique<Oracle>(texts));
@@ -593,6 +607,7 @@ class Cheap : public Drafter {
 TEST_F(EngineTest, ADraftModelThatSaysTheSameIsAcceptedAlways) {
   Settings with;
   with.speculate = 4;
+  with.engine.measure = false;
   auto drafter = DraftModel::open(model(), model(), session({}));
   ASSERT_TRUE(drafter.ok()) << drafter.status().message();
   const auto engine = this->engine(with, std::make_unique<Cheap>(std::move(*drafter)));
@@ -615,6 +630,7 @@ TEST_F(EngineTest, ADraftModelThatSaysTheSameIsAcceptedAlways) {
 TEST_F(EngineTest, ADraftModelWhoseStepsFailCostsDraftsAlone) {
   Settings with, failing_one;
   with.speculate = 4;
+  with.engine.measure = false;
   auto plans = std::make_shared<std::vector<FaultPlan>>();
   plans->push_back({.fail_at = 200, .fail_for_ever = true});
   plans->push_back({.fail_at = 1, .fail_for_ever = true});
@@ -629,6 +645,26 @@ TEST_F(EngineTest, ADraftModelWhoseStepsFailCostsDraftsAlone) {
   engine->drain();
   reference().expect_same(j, *heard);
   EXPECT_GE(draft.failures(), 1);
+}
+
+TEST_F(EngineTest, ADraftModelFollowsAsManyTextsAsItHasRoomFor) {
+  Settings with, narrow;
+  with.speculate = 4;
+  with.engine.measure = false;
+  narrow.blocks = kContext / 64;  // eight; each text comes to need five
+  auto drafter = DraftModel::open(model(), model(), session(narrow));
+  ASSERT_TRUE(drafter.ok()) << drafter.status().message();
+  const DraftModel& draft = **drafter;
+  const auto engine = this->engine(with, std::make_unique<Cheap>(std::move(*drafter)));
+  std::vector<std::shared_ptr<Heard>> heard;
+  for (uint64_t i = 0; i < 4; ++i) {
+    Job j = job(200, 100, i + 1);
+    j.ignore_end = true;
+    heard.push_back(submit(*engine, j));
+  }
+  engine->drain();
+  EXPECT_EQ(draft.failures(), 0);
+  EXPECT_GT(heard[0]->usage.accepted, 20);
 }
 
 TEST_F(EngineTest, BothPlansOfAModelAndItsDraftAreWithinTheBudget) {
@@ -652,6 +688,7 @@ TEST_F(EngineTest, BothPlansOfAModelAndItsDraftAreWithinTheBudget) {
   ASSERT_TRUE(drafter.ok());
   EngineOptions options;
   options.speculate = 4;
+  options.measure = false;
   auto engine = Engine::start(model(), std::move(target), options,
                               std::make_unique<Cheap>(std::move(*drafter)));
   ASSERT_TRUE(engine.ok());
@@ -727,7 +764,8 @@ TEST_F(EngineTest, CountsWhatItDid) {
   EXPECT_EQ(m.between_tokens.count(), 9);
   EXPECT_EQ(m.queue_wait.count(), 1);
   EXPECT_GT(m.step_seconds, 0);
-  EXPECT_GT(m.last_tokens_per_s, 0);
+  EXPECT_EQ(m.recent.tokens, 10);
+  EXPECT_EQ(m.recent.rows, 50 + 9);
   EXPECT_GT(m.streamed_bytes, 0);
   Bytes device = 0;
   for (const MemoryUse& use : m.memory) {

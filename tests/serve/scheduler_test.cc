@@ -116,6 +116,45 @@ TEST(ShareStep, PromptsAreReadByPriorityAndThenByArrival) {
   EXPECT_EQ(shares[1].rows, 24);
 }
 
+TEST(ShareStep, AQuestionDoesNotWaitForABookNorTheBookForQuestions) {
+  std::vector<ChoiceView> running = {choice(0, 1), choice(1, 1), choice(2, 1), choice(3, 1, -1)};
+  running[0].unread = 5000;
+  running[1].unread = 40;
+  running[2].unread = 20;
+  running[3].unread = 2;  // of a lower priority
+  const auto shares = share_step(limits(8, 10), running, 0, flat);
+  ASSERT_EQ(shares.size(), 2u);
+  EXPECT_EQ(shares[0].id, 0);
+  EXPECT_EQ(shares[0].rows, 44);
+  EXPECT_EQ(shares[1].id, 2);
+  EXPECT_EQ(shares[1].rows, 20);
+  running[2].unread = 4000;
+  running[1].unread = 4500;
+  const auto books = share_step(limits(8, 10), running, 0, flat);
+  ASSERT_EQ(books.size(), 2u);
+  EXPECT_EQ(books[0].rows, 32);
+  EXPECT_EQ(books[1].id, 2);
+  EXPECT_EQ(books[1].rows, 32) << "half at most";
+}
+
+TEST(ShareStep, PromptsOfOneLengthAreReadOneAfterTheOther) {
+  std::vector<ChoiceView> running = {choice(0, 1), choice(1, 1)};
+  running[0].unread = running[1].unread = 500;
+  const auto shares = share_step(limits(8, 10), running, 0, flat);
+  ASSERT_EQ(shares.size(), 1u);
+  EXPECT_EQ(shares[0].id, 0);
+}
+
+TEST(ExpectedLeft, IsOfAnswersAsTheyWereAndNeverMoreThanAnAnswerMayHave) {
+  EXPECT_EQ(expected_left(10, 500, -1), 490);
+  EXPECT_EQ(expected_left(10, 500, 60), 50);
+  EXPECT_EQ(expected_left(10, 30, 60), 20);
+  EXPECT_EQ(expected_left(200, 500, 60), 30) << "half of it again";
+  EXPECT_EQ(expected_left(490, 500, 60), 10);
+  EXPECT_EQ(expected_left(59, 500, 59.5), 1);
+  EXPECT_EQ(expected_left(500, 500, 60), 0);
+}
+
 TEST(ShareStep, APromptBesideRowsThatDecodeKeepsTheStepBelowTheStretch) {
   std::vector<ChoiceView> running;
   for (int32_t i = 0; i < 8; ++i) running.push_back(choice(i, 1));
