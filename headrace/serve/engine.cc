@@ -109,7 +109,7 @@ class Engine::Impl {
     const int64_t places = std::max<int64_t>(0, plan().options.places - metrics_.running);
     if (waiting < options_.queue_jobs + places) return {};
     return {Refusal::Kind::kBusy,
-            error(Code::kDoesNotFit, "the server is busy: %lld requests are waiting, as many as may",
+            error(Code::kDoesNotFit, "the server is busy: %lld requests wait, as many as may",
                   static_cast<long long>(waiting)), seconds_to_room_};
   }
 
