@@ -68,10 +68,6 @@ class Header:
     def number(self, key, default=None):
         return self.keys.get(f"{self.arch}.{key}", default)
 
-    def weight_bytes(self):
-        """All tensors, bytes."""
-        return sum(end - begin for _, begin, end in self.tensors)
-
     def step_bytes(self):
         """M: the union of 4 KiB pages that one decode step must have in memory, bytes.
         An embedding table that is not also the head is read by rows and left out."""

@@ -69,10 +69,6 @@ class Stream:
         return [self.sent_s + at for at, o in self.answer.chunks()
                 if any(client.piece(c) for c in o.get("choices", []))]
 
-    @property
-    def ended_s(self):
-        return self.sent_s + self.answer.seconds
-
     def good(self):
         return self.answer.status == 200 and self.answer.finished()
 

@@ -300,11 +300,6 @@ void Executor::check_finite(bool on) { state_->check_finite = on; }
 
 const Program& Executor::program_of(const Prepared& prepared) { return prepared.body->program; }
 
-Bytes Executor::codec_bytes(const Prepared& prepared) {
-  const auto& scratch = prepared.body->scratch;
-  return scratch == nullptr ? 0 : scratch->memory_bytes();
-}
-
 Status Executor::run(Prepared& prepared, const StepRows& rows, Trace* trace,
                      const std::atomic<bool>* cancel) {
   ExecutorState& s = *state_;

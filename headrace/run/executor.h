@@ -92,8 +92,6 @@ class Executor {
   // given.
   Result<PreparedPtr> prepare(Program program);
   static const Program& program_of(const Prepared& prepared);
-  // Memory that the executor holds for this Program's codecs.
-  static Bytes codec_bytes(const Prepared& prepared);
 
   // Runs the Program once with these rows (at most graph.max_rows). `trace` may be null.
   // `cancel`, when not null and set, stops between two instructions with kCancelled.
