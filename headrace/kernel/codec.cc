@@ -201,11 +201,6 @@ Result<std::unique_ptr<CodecScratch>> CodecScratch::create(int64_t elements) {
   return std::unique_ptr<CodecScratch>(new CodecScratch(std::move(state)));
 }
 
-Bytes CodecScratch::memory_bytes() const {
-  return static_cast<Bytes>(state_->plane.capacity() + ZSTD_sizeof_CCtx(state_->compress.get()) +
-                            ZSTD_sizeof_DCtx(state_->decompress.get()));
-}
-
 Bytes encode(Codec codec, std::span<const std::byte> plain, std::span<std::byte> to,
              CodecScratch* scratch, ThreadPool& pool) {
   const auto n = static_cast<int64_t>(plain.size() / 4);

@@ -36,7 +36,6 @@ class CodecScratch {
   ~CodecScratch();
   CodecScratch(const CodecScratch&) = delete;
   CodecScratch& operator=(const CodecScratch&) = delete;
-  Bytes memory_bytes() const;
 
   struct State;  // codec.cc
   State& state() const { return *state_; }
