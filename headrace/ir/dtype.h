@@ -41,7 +41,7 @@ struct DTypeInfo {
   bool quantised;       // a weight type whose dot product takes act_q8 activations
 };
 
-const DTypeInfo& info(DType type);
+const DTypeInfo& info(DType type);  // lives as long as the program
 inline const char* name_of(DType type) { return info(type).name; }
 Result<DType> dtype_from_name(std::string_view name);
 

@@ -253,7 +253,7 @@ Graph without_outputs(Graph graph);
 // Ok, or the first broken promise, with the op's and tensor's names.
 Status verify(const Graph& graph);
 
-std::string to_text(const Graph& graph);
+std::string to_text(const Graph& graph);  // one tensor or op a line
 Result<Graph> parse_graph(std::string_view text);
 // 64-bit hash of the text form: a Program names the Graph it was made for.
 uint64_t fingerprint(const Graph& graph);

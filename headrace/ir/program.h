@@ -11,7 +11,7 @@
 //   step              a position in `instrs`. The device side issues them in this order; compute
 //                     instructions run on stream 0, transfers on the stream of their link.
 //   residency         a tensor (or an op's workspace) in one arena range over the steps
-//                     [begin, end). begin kEntry: resident at entry; end kExit: still at exit.
+//                     [begin, end). begin kEntry: resident at entry; end |instrs|: still at exit.
 //   recompute         an op that runs again, to bring back outputs whose device copy was given up.
 //   Encode / Decode   write the encoded form of t beside it / t from its encoded form (codec.h).
 //   range             a run of bytes of a tensor: transfers and residencies may be of a part.
@@ -177,7 +177,7 @@ Bytes range_bytes(const Tensor& tensor, const Range& range, Codec codec = Codec:
 // Program is cyclic, with tables of its own. O((n + accesses) log n).
 Status verify(const Program& program);
 
-std::string to_text(const Program& program);
+std::string to_text(const Program& program);  // parse_program() gives the same back
 Result<Program> parse_program(std::string_view text);
 
 }  // namespace headrace
