@@ -45,7 +45,7 @@ struct PlanRequest {
   TierId kv_tier;
 };
 
-Result<Program> plan_cyclic(const PlanRequest& request);
+Result<Program> plan_cyclic(const PlanRequest& request);  // kDoesNotFit: promise 3
 
 // The smallest arena that plan_cyclic accepts for this graph, with this PlanRequest::kv_tier.
 Bytes least_arena_bytes(const Graph& graph, TierId kv_tier = TierId());

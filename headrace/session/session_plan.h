@@ -57,7 +57,7 @@ struct SessionPlan {
                          // null when the prompt is one chunk, or when all logits are wanted
 };
 
-// Where KV is: in memory, as it was before there were other places, when everything fits or there is
+// Where KV is: in memory when everything fits or there is
 // no kv_folder; else wherever a step at the middle of what is expected is predicted to take less time.
 // kDoesNotFit also when the KV of the context is more than kv_folder has room for: names both, and
 // how many positions would fit. With sparse_tokens KV always has a copy in kv_folder; kUsage where
