@@ -1,5 +1,6 @@
 // Packing of gemm_inl.h, in AVX2 for every file that has it: bytes are moved and never computed
-// with, but for f16, which becomes f32. A unit is 4 bytes, see gemm_layout.h. Included in *_avx2.cc and *_avx512.cc files only.
+// with, but for f16, which becomes f32. A unit is 4 bytes, see gemm_layout.h. Included in
+// *_avx2.cc and *_avx512.cc files only.
 #pragma once
 
 #include <immintrin.h>

@@ -35,6 +35,10 @@ struct V256 {
   static HR_INLINE F load_f(const float* p) {
     return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
   }
+  static HR_INLINE void store_f(float* p, F lanes) {
+    _mm256_storeu_ps(p, lanes.low);
+    _mm256_storeu_ps(p + 8, lanes.high);
+  }
   static HR_INLINE __m256 pair_lanes(const float* p) {
     return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(p)));
   }

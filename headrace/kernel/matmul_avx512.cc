@@ -22,6 +22,7 @@ struct V512 {
   static HR_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static HR_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static HR_INLINE F load_f(const float* p) { return _mm512_loadu_ps(p); }
+  static HR_INLINE void store_f(float* p, F lanes) { _mm512_storeu_ps(p, lanes); }
   // p[0], p[1], p[0], p[1], ...
   static HR_INLINE F pair(const float* p) {
     return _mm512_castpd_ps(_mm512_set1_pd(*reinterpret_cast<const Double*>(p)));
