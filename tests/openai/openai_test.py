@@ -160,6 +160,36 @@ class Chat(Served):
         self.assertEqual((said.returncode, said.stderr), (0, ""))
         self.assertGreater(len(said.stdout), 1)
 
+    def test_the_chunks_of_a_stream_have_one_name_and_time_and_two_streams_have_two(self):
+        names = []
+        for _ in range(2):
+            chunks = list(self.chat(n=2, stream=True, stream_options={"include_usage": True}))
+            self.assertEqual(len({(c.id, c.created, c.model) for c in chunks}), 1)
+            self.assertTrue(all(c.usage is None for c in chunks[:-1]))
+            self.assertEqual(chunks[-1].choices, [])
+            names.append(chunks[0].id)
+        self.assertNotEqual(names[0], names[1])
+
+    def test_a_raw_response_has_the_name_of_its_request(self):
+        raw = self.client.chat.completions.with_raw_response.create(
+            model=self.model, messages=QUESTION, max_tokens=1,
+            extra_headers={"X-Request-Id": "mine-7"})
+        self.assertEqual(raw.request_id, "mine-7")
+        self.assertTrue(raw.parse().choices)
+
+    def test_fields_that_change_nothing_here_are_taken(self):
+        answer = self.chat(tools=[], tool_choice="auto", parallel_tool_calls=False, store=True,
+                           metadata={"a": "b"}, service_tier="auto", reasoning_effort="low",
+                           user="ann", logit_bias={}, stop=[], top_p=0, temperature=1,
+                           response_format={"type": "text"},
+                           messages=[{"role": "developer", "content": "Answer briefly."},
+                                     {**QUESTION[0], "name": "ann"}])
+        self.assertTrue(answer.choices)
+
+    def test_top_p_0_draws_the_likeliest(self):
+        self.assertEqual(self.chat(temperature=1, top_p=0).choices[0].message.content,
+                         self.chat().choices[0].message.content)
+
     def test_a_client_that_goes_leaves_a_server_that_answers(self):
         want = self.chat().choices[0].message.content
         for _ in range(3):
@@ -209,6 +239,11 @@ class Completions(Served):
                                {"content": PROMPT, "add_special": True}).json()["tokens"]
         self.assertEqual(self.complete(prompt=tokens).choices[0].text,
                          self.complete().choices[0].text)
+
+    def test_equal_prompts_without_a_seed_get_answers_of_their_own(self):
+        answer = self.complete(prompt=[PROMPT] * 4, temperature=1, max_tokens=24,
+                               extra_body={"ignore_eos": True})
+        self.assertGreater(len({c.text for c in answer.choices}), 1)
 
     def test_n_answers_to_one_prompt(self):
         answer = self.complete(n=3, temperature=1, seed=5)
