@@ -165,6 +165,41 @@ def load_cells(name, results):
             sum(r["requests"] - r["good"] for r in results)]
 
 
+PASSES = ("steps", "rows", "step_seconds", "stall_seconds", "streamed_bytes")
+
+
+def passes(server):
+    """What a server has counted of its passes over the weights since its start."""
+    text = server.metrics()
+    return {name: client.metric(text, f"headrace_{name}_total") for name in PASSES}
+
+
+def load_and_passes(s, server, clients):
+    """Setup.load(), and under "passes" what the server's passes took meanwhile."""
+    before = passes(server)
+    result = s.load(server, clients)
+    after = passes(server)
+    return {**result, "passes": {name: after[name] - before[name] for name in PASSES}}
+
+
+def limit_remark(name, results, disk):
+    """How close to the limit of the machine these passes were; `disk`: bytes a second of
+    direct reads, None where they are not possible."""
+    p = {key: sum(r["passes"][key] for r in results) for key in PASSES}
+    if not p["steps"] or not p["step_seconds"]:
+        return f"{name}: no step"
+    text = (f"{name}: a step has {p['rows'] / p['steps']:.1f} rows and takes "
+            f"{p['step_seconds'] / p['steps'] * 1e3:.0f} ms; ")
+    if p["streamed_bytes"]:
+        rate = p["streamed_bytes"] / p["step_seconds"]
+        text += (f"it streams {p['streamed_bytes'] / p['steps'] / MIB:.0f} MiB at "
+                 f"{rate / 1e9:.2f} GB/s ({f'{rate / disk:.0%}' if disk else 'unknown share'} of "
+                 f"the disk's) and waits {p['stall_seconds'] / p['step_seconds']:.0%} of the time "
+                 "for them; ")
+    outside = 1 - p["step_seconds"] / sum(r["wall_s"] for r in results)
+    return text + f"{outside:.1%} of all time is outside steps"
+
+
 def ended(name, result):
     """A remark about a server's whole life."""
     if result is None:
@@ -184,12 +219,17 @@ def batch8(s):
     for words, drafts in (("without drafts", 0), ("with drafts (default)", None)):
         with s.ours(s.half, limit=s.half, speculate=drafts) as server:
             s.warm(server)
-            one, eight = measure.alternate(
-                lambda: s.load(server, 1), lambda: s.load(server, PLACES), s.args.repeat)
+            disk = measure.disk_bandwidth(s.model)
+            one, eight = measure.alternate(lambda: load_and_passes(s, server, 1),
+                                           lambda: load_and_passes(s, server, PLACES),
+                                           s.args.repeat)
         gain = ratio(median(eight, "tokens_per_s"), median(one, "tokens_per_s"))
         table += [load_cells(f"1 request, {words}", one), load_cells(f"8 requests, {words}", eight)]
         remarks += [f"8 against 1 {words}: "
                     + (verdict(gain, 5) if drafts == 0 else f"{gain or 0:.2f}x"),
+                    f"the disk, {words}: {f'{disk / 1e9:.2f} GB/s' if disk else 'not measured'}",
+                    limit_remark(f"1 request, {words}", one, disk),
+                    limit_remark(f"8 requests, {words}", eight, disk),
                     ended(f"headrace {words}", server.result)]
         raw.append([one, eight])
     return {"table": table, "remarks": [*remarks, s.shape()], "raw": raw}
