@@ -53,7 +53,6 @@ class Renderer {
   Flow run_statement(const Statement& s);
   Flow run_if(const Statement& s);
   void run_for(const Statement& s);
-  void run_set(const Statement& s);
   void run_with(const Statement& s);
   void define_macro(const Statement& s);
   bool loop_items(const Statement& s, std::vector<Value>* items);
