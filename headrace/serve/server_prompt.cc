@@ -7,7 +7,7 @@
 namespace headrace {
 namespace {
 
-ApiError refused(const Status& status, const char* param) {
+ApiError refused(const Status& status, const std::string& param) {
   ApiError e;
   // A template that fails or meets a limit does so because of the messages.
   e.status = status.code() == Code::kBadFile ? 500 : 400;
@@ -16,7 +16,7 @@ ApiError refused(const Status& status, const char* param) {
   return e;
 }
 
-ApiError too_long(int64_t context, int64_t prompt, int64_t answer, const char* param) {
+ApiError too_long(int64_t context, int64_t prompt, int64_t answer, const std::string& param) {
   ApiError e;
   e.message = text_of(
       "this server's context is %lld tokens; the prompt has %lld and its answer may have %lld, "
@@ -64,9 +64,10 @@ Result<std::vector<int32_t>> PromptEncoder::chat_tokens(const GenerateRequest& r
 
 std::variant<std::vector<Job>, ApiError> PromptEncoder::jobs(const GenerateRequest& request,
                                                              uint64_t seed) const {
-  const char* const param = request.chat ? "messages" : "prompt";
+  std::string param = request.chat ? "messages" : "prompt";
   std::vector<Job> jobs;
   for (size_t p = 0; p < (request.chat ? 1 : request.prompts.size()); ++p) {
+    if (request.prompts.size() > 1) param = text_of("prompt[%zu]", p);
     Job job;
     if (!request.chat && request.prompts[p].is_tokens) {
       job.prompt = request.prompts[p].tokens;

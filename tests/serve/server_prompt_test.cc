@@ -1,4 +1,4 @@
-// From requests to jobs: seeds.
+// From requests to jobs: seeds, and what is too long.
 #include "headrace/serve/server_prompt.h"
 
 #include <gtest/gtest.h>
@@ -46,6 +46,15 @@ TEST_F(PromptEncoderTest, ASeedThatIsGivenMeansTheSameForEachPromptAsAlone) {
   r.seed_given = true;
   r.prompts = {{"The fox", {}, false}, {"The dog", {}, false}};
   for (const Job& job : jobs(r, 77)) EXPECT_EQ(job.sampling.seed, 5u);
+}
+
+TEST_F(PromptEncoderTest, OfSeveralPromptsTheOneThatIsTooLongIsNamed) {
+  GenerateRequest r;
+  r.prompts = {{"The fox", {}, false}, {std::string(600, 'x'), {}, false}};
+  const auto refused = PromptEncoder(*model_, 512, 100).jobs(r, 1);
+  ASSERT_TRUE(std::holds_alternative<ApiError>(refused));
+  EXPECT_EQ(std::get<ApiError>(refused).param, "prompt[1]");
+  EXPECT_EQ(std::get<ApiError>(refused).code, "context_length_exceeded");
 }
 
 }  // namespace
