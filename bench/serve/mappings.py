@@ -1,4 +1,4 @@
-"""Which mappings of a process grew: what explains a step of its VmRSS. The standard library only."""
+"""Which mappings of a process grew: what explains a step of its VmRSS. Standard library only."""
 import pathlib
 
 KIB = 1 << 10
