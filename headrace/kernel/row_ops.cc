@@ -8,16 +8,20 @@
 namespace headrace {
 namespace {
 
+double tree_sum(double (&lane)[16]) {
+  for (int width = 8; width > 0; width /= 2) {
+    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+  }
+  return lane[0];
+}
+
 double sum_squares(const float* x, int64_t n) {
   double lane[16] = {};
   for (int64_t i = 0; i < n; ++i) {
     const double v = x[i];
     lane[i % 16] = std::fma(v, v, lane[i % 16]);
   }
-  for (int width = 8; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
-  }
-  return lane[0];
+  return tree_sum(lane);
 }
 
 void scale_weight(const float* x, float scale, const float* weight, const float* residual,
@@ -59,11 +63,17 @@ void softcap(const float* x, float cap, float* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = softcap_f32(x[i], cap);
 }
 
+double sum_exp(const float* x, int64_t n) {
+  double lane[16] = {};
+  for (int64_t i = 0; i < n; ++i) lane[i % 16] += static_cast<double>(exp_f32(x[i]));
+  return tree_sum(lane);
+}
+
 }  // namespace
 
 const RowOps& reference_row_ops() {
-  static constexpr RowOps kOps{sum_squares, scale_weight, rotate, to_half,
-                               gated,       add,          scale,  softcap};
+  static constexpr RowOps kOps{sum_squares, scale_weight, rotate,  to_half, gated,
+                               add,         scale,        softcap, sum_exp};
   return kOps;
 }
 

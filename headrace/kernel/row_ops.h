@@ -37,6 +37,8 @@ struct RowOps {
   void (*scale)(const float* x, float scale, float* out, int64_t n);
   // out[i] = cap * tanh(x[i] / cap).
   void (*softcap)(const float* x, float cap, float* out, int64_t n);
+  // Sum of exp_f32(x[i]), i < n, in 16 lanes of double as in sum_squares.
+  double (*sum_exp)(const float* x, int64_t n);
 };
 
 const RowOps& reference_row_ops();

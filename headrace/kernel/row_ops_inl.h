@@ -2,6 +2,9 @@
 // after its lanes_*.h; the steps are those of row_ops.cc and float_math.cc in every lane.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+
 #include "headrace/kernel/lanes_math.h"
 #include "headrace/kernel/row_ops.h"
 
@@ -89,8 +92,20 @@ void softcap(const float* x, float cap, float* out, int64_t n) {
   });
 }
 
-constexpr RowOps kRowOps{sum_squares, scale_weight, rotate, to_half,
-                         gated,       add,          scale,  softcap};
+double sum_exp(const float* x, int64_t n) {
+  DoubleLanes sum;
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) sum.add(exp_lanes(Lanes::load(x + i)));
+  if (i < n) {
+    float rest[16];
+    std::fill(std::copy(x + i, x + n, rest), rest + 16, -std::numeric_limits<float>::infinity());
+    sum.add(exp_lanes(Lanes::load(rest)));
+  }
+  return sum.tree_sum();
+}
+
+constexpr RowOps kRowOps{sum_squares, scale_weight, rotate,  to_half, gated,
+                         add,         scale,        softcap, sum_exp};
 
 }  // namespace
 }  // namespace headrace

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "headrace/kernel/row_ops.h"
+
 namespace headrace {
 namespace {
 
@@ -17,6 +19,19 @@ size_t argmax(std::span<const float> logits) {
     if (logits[i] > logits[best]) best = i;
   }
   return best;
+}
+
+// Sum of e^exponent(i), i < count, to 2 ulp of f32 each.
+template <typename Exponent>
+double sum_exp(size_t count, Exponent exponent) {
+  float some[1024];
+  double sum = 0;
+  for (size_t i = 0; i < count; i += std::size(some)) {
+    const size_t n = std::min(std::size(some), count - i);
+    for (size_t j = 0; j < n; ++j) some[j] = static_cast<float>(exponent(i + j));
+    sum += row_ops().sum_exp(some, static_cast<int64_t>(n));
+  }
+  return sum;
 }
 
 // Of candidates in the order of ids (or descending): the first of the largest.
@@ -165,11 +180,11 @@ int32_t Sampler::draw() {
   }
   const float best = kLargest(candidates).logit;
   if (best == kBanned) return candidates[0].id;  // all are
-  const auto weight = [&](const Candidate& c) {
-    return std::exp(static_cast<double>(c.logit - best) / options_.temperature);
+  const auto exponent = [&](size_t i) {
+    return static_cast<double>(candidates[i].logit - best) / options_.temperature;
   };
-  double sum = 0;
-  for (const Candidate& c : candidates) sum += weight(c);
+  const auto weight = [&](size_t i) { return std::exp(exponent(i)); };
+  const double sum = sum_exp(candidates.size(), exponent);
   // top-p: the shortest head that holds that share; min-p: a share of the best one's weight, 1.
   double kept = 0;
   size_t count = 0;
@@ -179,14 +194,14 @@ int32_t Sampler::draw() {
   }
   for (; count < candidates.size(); ++count) {
     scratch_->order(count + 1);
-    const double w = weight(candidates[count]);
+    const double w = weight(count);
     if (count > 0 && (kept >= options_.top_p * sum || w < options_.min_p)) break;
     kept += w;
   }
   double at = random * kept;
   for (size_t i = 0; i + 1 < count; ++i) {
     scratch_->order(i + 1);
-    at -= weight(candidates[i]);
+    at -= weight(i);
     if (at < 0) return candidates[i].id;
   }
   scratch_->order(count);

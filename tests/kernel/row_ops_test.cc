@@ -71,6 +71,9 @@ TEST(RowOps, EveryTableGivesTheBitsOfTheReference) {
       EXPECT_EQ(std::bit_cast<uint64_t>(ref.sum_squares(normal.data(), n)),
                 std::bit_cast<uint64_t>(ops->sum_squares(normal.data(), n)))
           << n;
+      EXPECT_EQ(std::bit_cast<uint64_t>(ref.sum_exp(x.data(), n)),
+                std::bit_cast<uint64_t>(ops->sum_exp(x.data(), n)))
+          << n;
       for (const float* residual : {static_cast<const float*>(nullptr), y.data()}) {
         ref.scale_weight(normal.data(), 0.37f, weight.data(), residual, want.data(), n);
         ops->scale_weight(normal.data(), 0.37f, weight.data(), residual, got.data(), n);
