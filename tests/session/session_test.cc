@@ -327,11 +327,13 @@ TEST(Generate, AnEmptyPromptAndBadOptionsAreUsageErrors) {
   const auto go = [](int32_t) { return true; };
   EXPECT_EQ(generate(*session, m.model->tokenizer, {}, options, go, &stats).code(),
             Code::kUsage);
-  options.sampling.top_p = 0;
-  EXPECT_EQ(
-      generate(*session, m.model->tokenizer, test::prompt_of(3, 320), options, go, &stats)
-          .code(),
-      Code::kUsage);
+  for (double top_p : {-0.01, 1.01}) {
+    options.sampling.top_p = top_p;
+    EXPECT_EQ(
+        generate(*session, m.model->tokenizer, test::prompt_of(3, 320), options, go, &stats)
+            .code(),
+        Code::kUsage);
+  }
 }
 
 }  // namespace
