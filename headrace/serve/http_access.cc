@@ -66,13 +66,22 @@ std::string cors_lines(const HttpOptions& options, std::string_view origin) {
 // asked. But a name that somebody else's DNS resolves may mean this machine since a moment ago
 // ("DNS rebinding"): then all of that is true of a stranger's page too. Addresses and names without
 // a dot (localhost, machines of the local network) are not resolved by strangers.
-bool may_send(const HttpOptions& options, const HttpRequest& request) {
+Status may_send(const HttpOptions& options, const HttpRequest& request) {
   const std::string_view origin = request.header("origin");
-  if (origin.empty() || allowed(options, origin)) return true;
+  if (origin.empty() || allowed(options, origin)) return {};
   const std::string_view host = request.header("host");
   const size_t scheme = origin.find("://");
-  if (scheme == std::string_view::npos || origin.substr(scheme + 3) != host) return false;
-  return !options.api_key.empty() || !resolved_by_others(options, host);
+  const std::string shown(origin.substr(0, 200));
+  if (scheme == std::string_view::npos || origin.substr(scheme + 3) != host) {
+    return error(Code::kUsage,
+                 "pages of '%s' may not use this server: if they should, start it with --cors %s",
+                 shown.c_str(), shown.c_str());
+  }
+  if (!options.api_key.empty() || !resolved_by_others(options, host)) return {};
+  return error(Code::kUsage,
+               "the name of this page, '%s', could be somebody else's (DNS rebinding): start the "
+               "server with --cors %s, or with a key (--api-key-file FILE)",
+               shown.c_str(), shown.c_str());
 }
 
 HttpHeaders preflight_headers(const HttpOptions& options, std::string_view origin) {

@@ -15,8 +15,9 @@ bool equal_in_constant_time(std::string_view given, std::string_view secret);
 bool may_enter(const HttpOptions& options, const HttpRequest& request);
 
 // A page of the request's origin may make the server work: there is none (no browser), it is one of
-// cors_origins, or our own page, served under a name that cannot be another's.
-bool may_send(const HttpOptions& options, const HttpRequest& request);
+// cors_origins, or our own page, served under a name that cannot be another's. kUsage: what to
+// start the server with if it should.
+Status may_send(const HttpOptions& options, const HttpRequest& request);
 
 // Header lines (each with CR LF) that let pages of `origin` read the reply, where they may. All
 // replies say that they vary with the origin; empty when no origin is allowed at all.

@@ -133,9 +133,9 @@ class Server::Impl {
     }
     // Browsers name the origin of a page that sends something, also where CORS would not let it
     // read the reply: computing for pages of strangers is refused all the same.
-    if (request.method == "POST" && !may_send(options_.http, request)) {
-      return send_error(reply, 403, "pages of this origin may not use the server (--cors)",
-                        "origin_not_allowed");
+    if (request.method == "POST") {
+      const Status may = may_send(options_.http, request);
+      if (!may.ok()) return send_error(reply, 403, may.message(), "origin_not_allowed");
     }
     switch (match.route) {
       case Route::kModels: return get_models(reply);

@@ -274,7 +274,7 @@ TEST(HttpAccess, OurOwnPageIsThatOfTheHostThatWasAskedButNotUnderANameOfOthers) 
   const auto may = [](const HttpOptions& options, const char* host, const char* origin) {
     HttpRequest r;
     r.headers = {{"host", host}, {"origin", origin}};
-    return may_send(options, r);
+    return may_send(options, r).ok();
   };
   HttpOptions options;
   for (const char* own : {"127.0.0.1:8080", "localhost:8080", "localhost", "[::1]:8080", "[::1]",
@@ -297,6 +297,24 @@ TEST(HttpAccess, OurOwnPageIsThatOfTheHostThatWasAskedButNotUnderANameOfOthers) 
   options.api_key = "k";  // which a stranger's page does not have
   EXPECT_TRUE(may(options, "any.example", "https://any.example"));
   EXPECT_FALSE(may(options, "any.example", "https://other.example"));
+}
+
+TEST(HttpAccess, APageThatIsRefusedIsToldWhatWouldHelp) {
+  HttpRequest r;
+  r.headers = {{"host", "chat.example"}, {"origin", "https://chat.example"}};
+  EXPECT_EQ(may_send({}, r).message(),
+            "the name of this page, 'https://chat.example', could be somebody else's (DNS "
+            "rebinding): start the server with --cors https://chat.example, or with a key "
+            "(--api-key-file FILE)");
+  HttpOptions named, keyed;
+  named.cors_origins = {"https://chat.example"};
+  keyed.api_key = "k";
+  EXPECT_TRUE(may_send(named, r).ok());
+  EXPECT_TRUE(may_send(keyed, r).ok());
+  r.headers = {{"host", "127.0.0.1:8080"}, {"origin", "https://other.example"}};
+  EXPECT_EQ(may_send(keyed, r).message(),
+            "pages of 'https://other.example' may not use this server: if they should, start it "
+            "with --cors https://other.example");
 }
 
 TEST_F(HttpServerTest, TwoServersCannotShareAPortAndTheErrorNamesIt) {
