@@ -44,7 +44,7 @@ struct HttpOptions {
   Bytes max_send_queue = 256 * kKiB;
   Bytes connection_memory = 32 * kMiB;   // at least 2 * max_body
   std::chrono::milliseconds header_timeout{10'000};  // first byte to end of head, 408
-  std::chrono::milliseconds body_timeout{30'000};    // end of head to end of body, 408
+  std::chrono::milliseconds body_timeout{30'000};    // the same for the body, plus 1 s per 16 KiB
   std::chrono::milliseconds idle_timeout{75'000};    // no request begun: closed
   std::chrono::milliseconds write_timeout{30'000};   // the client takes no byte: given up
   std::chrono::milliseconds half_closed_timeout{2'000};

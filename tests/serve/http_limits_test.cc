@@ -186,6 +186,28 @@ TEST_F(HttpServerTest, SlowLorisGets408ForHeadAndBodyAndIdleOnesAreClosed) {
   EXPECT_EQ(server_->stats().timeouts, 3);
 }
 
+TEST_F(HttpServerTest, ALongBodyMayTakeLongerThanAShortOneButNotAtAnyPace) {
+  HttpOptions options;
+  options.body_timeout = milliseconds(500);
+  start(options);
+  auto slow = client();
+  const std::string all = post("/echo", std::string(2 << 20, 'a'));
+  ASSERT_TRUE(slow.send(std::string_view(all).substr(0, 1 << 20)));  // earns 64 s
+  std::this_thread::sleep_for(milliseconds(800));
+  ASSERT_TRUE(slow.send(std::string_view(all).substr(1 << 20)));
+  EXPECT_EQ(slow.read_reply().status, 200);
+  EXPECT_EQ(server_->stats().timeouts, 0);
+  auto drip = client();
+  std::string reply;
+  ASSERT_TRUE(drip.send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"));
+  std::thread reader([&] { reply = drip.read_to_end(); });
+  while (server_->stats().timeouts == 0 && drip.send("a")) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  reader.join();
+  EXPECT_THAT(reply, HasSubstr(" 408 "));
+}
+
 TEST_F(HttpServerTest, AHalfClosedClientStillGetsItsAnswers) {
   start();
   auto c = client();
