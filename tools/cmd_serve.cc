@@ -344,9 +344,12 @@ class Serving {
     if (!room.ok()) return {};
     HR_TRY(check_group_limit(held, *room));
     const Bytes more = held - process_memory().rss;
-    if (more > room->mem_available) {
-      notice("warning: the server will take up to %s more, but the machine has %s available",
-             human_bytes(more).c_str(), human_bytes(room->mem_available).c_str());
+    if (more > room->available) {
+      const bool machine = room->limited_by == "MemAvailable";
+      notice("warning: the server will take up to %s more, but %s has %s available",
+             human_bytes(more).c_str(),
+             machine ? "the machine" : ("control group " + room->limited_by).c_str(),
+             human_bytes(room->available).c_str());
     }
     return {};
   }

@@ -84,7 +84,7 @@ void tighten(const std::string& mount, std::string path, const GroupFiles& files
       const Bytes left = std::max<Bytes>(0, limit - std::max<Bytes>(0, usage - cache));
       if (room.cgroup_left < 0 || left < room.cgroup_left) {
         room.cgroup_left = left;
-        if (left < room.available) {
+        if (room.available < 0 || left < room.available) {
           room.available = left;
           room.limited_by = path.empty() ? "/" : path;
         }
@@ -126,12 +126,12 @@ void tune_malloc() {
 
 Result<MemoryRoom> memory_room(const std::string& root) {
   auto meminfo = kilobyte_lines(root + "/proc/meminfo");
-  if (!meminfo.count("MemAvailable")) {
-    return error(Code::kIo, "%s/proc/meminfo: no MemAvailable", root.c_str());
-  }
   MemoryRoom room;
-  room.mem_available = room.available = meminfo["MemAvailable"];
-  room.limited_by = "MemAvailable";
+  room.mem_available = room.available = -1;
+  if (meminfo.count("MemAvailable")) {
+    room.mem_available = room.available = meminfo["MemAvailable"];
+    room.limited_by = "MemAvailable";
+  }
   std::ifstream in(root + "/proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
     // "4:memory:/path" (v1) or "0::/path" (v2)
@@ -147,6 +147,9 @@ Result<MemoryRoom> memory_room(const std::string& root) {
     // container's limit at the top.
     if (memory_v1) tighten(root + "/sys/fs/cgroup/memory", path, kV1, room);
     if (controllers.empty()) tighten(root + "/sys/fs/cgroup", path, kV2, room);
+  }
+  if (room.available < 0) {
+    return error(Code::kIo, "%s/proc/meminfo: no MemAvailable", root.c_str());
   }
   return room;
 }

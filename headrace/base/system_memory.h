@@ -28,15 +28,15 @@ void tune_malloc();
 // Bytes that the process may still take before a limit stops it.
 struct MemoryRoom {
   Bytes available = 0;     // the smallest of the limits below
-  Bytes mem_available = 0; // MemAvailable of the machine
+  Bytes mem_available = 0; // MemAvailable of the machine; -1: it does not say
   Bytes cgroup_left = -1;  // of the tightest control group on the way up; -1: no limit
   std::string limited_by;  // "MemAvailable" or the control group's path
   Bytes cgroup_limit = -1; // the smallest limit on the way up; -1: none
 };
 // `root` is prefixed to every path that is read, so that tests can lay out a tree. Page cache that
 // a control group could drop counts as free. The limit of a v2 group is the lower of memory.max and
-// memory.high: beyond it nobody is killed, but without swap hardly anything moves. kIo when
-// /proc/meminfo cannot be read.
+// memory.high: beyond it nobody is killed, but without swap hardly anything moves. kIo when neither
+// /proc/meminfo nor a group says anything.
 Result<MemoryRoom> memory_room(const std::string& root = "");
 
 // kDoesNotFit, with both numbers, where a process that will hold `bytes` is beyond that limit.

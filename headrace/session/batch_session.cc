@@ -32,7 +32,7 @@ Executor::Moved sum(const Executor::Moved& a, const Executor::Moved& b) {
 }
 
 // All of it is committed now: what the process holds does not grow days later, when more sequences
-// than ever run at once, and a machine that has not got the budget says so at the start.
+// than ever run at once. A system that has not got it ends this process (or another) now, not then.
 Result<std::unique_ptr<Arena>> arena_of(Bytes bytes) {
   HR_ASSIGN(Arena arena, Arena::create(bytes));
   arena.touch(0, bytes);

@@ -93,6 +93,18 @@ TEST(MemoryRoom, WithoutMeminfoItIsAnErrorThatNamesTheFile) {
   EXPECT_THAT(r.status().message(), HasSubstr("/proc/meminfo"));
 }
 
+TEST(MemoryRoom, WithoutMeminfoAGroupsLimitIsStillKnown) {
+  FakeSystem system;
+  system.write("/proc/meminfo", "");
+  system.own_group("0::/job\n");
+  system.v2("/job", mib(800), 300 * kMiB);
+  const MemoryRoom room = system.room();
+  EXPECT_EQ(room.available, 500 * kMiB);
+  EXPECT_EQ(room.mem_available, -1);
+  EXPECT_EQ(room.limited_by, "/job");
+  EXPECT_EQ(check_group_limit(801 * kMiB, room).code(), Code::kDoesNotFit);
+}
+
 TEST(MemoryRoom, V2LimitLessUsageIsTheRoom) {
   FakeSystem system;
   system.own_group("0::/user/job\n");
