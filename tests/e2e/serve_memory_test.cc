@@ -1,5 +1,6 @@
 // `headrace serve` in a control group whose limit is its budget, as a container has it.
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <future>
 
@@ -25,6 +26,8 @@ class Group {
   bool there() const { return there_; }
   void limit(int64_t bytes) { std::ofstream(path_ + "/memory.limit_in_bytes") << bytes; }
   void join() const { std::ofstream(path_ + "/cgroup.procs") << ::getpid(); }
+  std::string name() const { return path_.substr(path_.rfind('/')); }
+  int64_t usage() const { return std::stoll(slurp(path_ + "/memory.usage_in_bytes")); }
   bool has_killed() const {
     return slurp(path_ + "/memory.oom_control").find("oom_kill 0") == std::string::npos;
   }
@@ -127,6 +130,36 @@ TEST_F(ServeInAGroup, WhoseLimitIsBelowItsBudgetItSaysSoInsteadOfBeingKilled) {
   EXPECT_NE(f.err.find("--memory " + std::to_string(budget - 4) + "MiB at most"),
             std::string::npos)
       << f.err;
+}
+
+// Others of the group hold a part of its limit: no reason to refuse (they may go), but it is said.
+// Either of them may be killed then: only the warning is looked for.
+TEST_F(ServeInAGroup, WhereOthersHoldTooMuchOfTheLimitItWarnsAndNamesTheGroup) {
+  Group group;
+  if (!group.there()) GTEST_SKIP() << "no memory control group (v1) may be made here";
+  const int64_t budget = least_budget() + 8;
+  group.limit((budget + 8) * kMebi);
+  Process::Options o;
+  o.in_child = [&] { group.join(); };
+  // A sibling that holds 24 MiB until it is killed.
+  const pid_t sibling = ::fork();
+  ASSERT_GE(sibling, 0);
+  if (sibling == 0) {
+    group.join();
+    std::vector<char> held(24 * kMebi, 'x');
+    for (;;) ::pause();
+  }
+  wait_until([&] { return group.usage() >= 24 * kMebi; });
+  std::vector<std::string> words = {"serve", model(), "--memory", std::to_string(budget) + "MiB",
+                                    "--port", "0", "--threads", "2"};
+  for (const std::string& word : options()) words.push_back(word);
+  Process process(folder_, words, o);
+  EXPECT_TRUE(process.wait_for_error("control group"));
+  process.send(SIGKILL);
+  const Finished f = process.wait();
+  ::kill(sibling, SIGKILL);
+  ::waitpid(sibling, nullptr, 0);
+  EXPECT_NE(f.err.find("but control group " + group.name() + " has"), std::string::npos) << f.err;
 }
 
 TEST_F(ServeInAGroup, AllOfItsMemoryIsTakenAtTheStart) {
