@@ -238,29 +238,40 @@ std::vector<Share> EngineCore::share(int64_t drafted) {
                                            [](const auto& v) { return v.unread == 1; });
     const bool alone =
         options_.measure && decoding > 0 && times_.stale(decoding + drafted);
-    const std::vector<ChoiceView> all = running;
     std::erase_if(running, [&](const auto& v) {
-      return choices_.at(v.id).to_come > 0 || (alone && v.unread > 1) || waits(v, all);
+      return choices_.at(v.id).to_come > 0 || (alone && v.unread > 1);
     });
     std::vector<Share> shares = share_step(limits_, running, drafted, times);
+    for (auto late = waiting(shares); late >= 0; late = waiting(shares)) {
+      std::erase_if(running, [late](const auto& v) { return v.id == late; });
+      shares = share_step(limits_, running, drafted, times);
+    }
     bool again = false;
     for (const Share& s : shares) again |= look_up(&choices_.at(s.id));
     if (!again) return shares;
   }
 }
 
-// Its prompt begins as one that is read before it: when that has been, there is less to read.
-bool EngineCore::waits(const ChoiceView& v, const std::vector<ChoiceView>& running) const {
-  const Choice& c = choices_.at(v.id);
-  if (v.unread == 1 || c.looked_up || session_->length(c.sequence) > 0) return false;
-  return std::any_of(running.begin(), running.end(), [&](const ChoiceView& other) {
-    if (other.unread == 1 || !goes_before(other, v)) return false;
-    const Choice& o = choices_.at(other.id);
-    const auto same = std::mismatch(c.tokens.begin(), c.tokens.end() - 1, o.tokens.begin(),
-                                    o.tokens.end()).first - c.tokens.begin();
-    const int64_t width = session_->plan().options.block_tokens;
-    return round_down(same, width) > session_->length(o.sequence);
-  });
+// The first one whose prompt begins as one that comes back from the store, or is read in this step
+// and got its share before: when that has been there is less to read. Negative: none does.
+int32_t EngineCore::waiting(const std::vector<Share>& shares) const {
+  const int64_t width = session_->plan().options.block_tokens;
+  for (auto v = shares.begin(); v != shares.end(); ++v) {
+    const Choice& c = choices_.at(v->id);
+    if (c.looked_up || session_->length(c.sequence) > 0) continue;
+    const auto alike = [&](const Choice& o) {
+      const auto same = std::mismatch(c.tokens.begin(), c.tokens.end() - 1, o.tokens.begin(),
+                                      o.tokens.end()).first - c.tokens.begin();
+      return round_down(same, width) > session_->length(o.sequence);
+    };
+    const bool late =
+        std::any_of(shares.begin(), v,
+                    [&](const Share& other) { return alike(choices_.at(other.id)); }) ||
+        std::any_of(choices_.begin(), choices_.end(),
+                    [&](const auto& o) { return o.second.to_come > 0 && alike(o.second); });
+    if (late) return v->id;
+  }
+  return -1;
 }
 
 std::vector<EngineCore::Row> EngineCore::rows(const std::vector<Share>& shares) const {

@@ -108,7 +108,7 @@ class EngineCore {
   Status files();
   int64_t draft();
   std::vector<Share> share(int64_t drafted);
-  bool waits(const ChoiceView& v, const std::vector<ChoiceView>& running) const;
+  int32_t waiting(const std::vector<Share>& shares) const;
   std::vector<Row> rows(const std::vector<Share>& shares) const;
   void after(const std::vector<Row>& rows, std::span<const BatchSession::Part> parts,
              std::span<const float> logits);

@@ -28,7 +28,7 @@ double unsure(size_t i, size_t j) {
 MeasuredTimes::MeasuredTimes(const BatchPlan& plan)
     : predicted_(plan.times), last_(predicted_.size(), kNever), state_(1 + predicted_.size()),
       covariance_(state_.size() * state_.size()), now_(plan.times) {
-  HR_CHECK(!predicted_.empty(), "a plan has predicted times");
+  HR_CHECK(!predicted_.empty() && predicted_[0].ns > 0, "a plan has predicted times");
   for (size_t i = 0; i < state_.size(); ++i)
     for (size_t j = 0; j < state_.size(); ++j) sure(i, j) = unsure(i, j);
 }

@@ -54,7 +54,8 @@ Status check(const BatchOptions& o) {
 }
 
 // A step of `rows` rows that all see `positions`.
-Nanos predicted_time(const Program& program, const Machine& machine, int64_t rows, int64_t positions) {
+Nanos predicted_time(const Program& program, const Machine& machine, int64_t rows,
+                     int64_t positions) {
   Program p = program;
   for (Instr& i : p.instrs) {
     if (i.kind != InstrKind::kCompute) continue;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <latch>
 #include <thread>
 
 #include "headrace/base/split_mix.h"
@@ -177,6 +178,44 @@ TEST_F(EngineTest, APromptThatBeginsAsOneThatIsReadWaitsForIt) {
   EXPECT_EQ(first->usage.cached_tokens, 0);
   EXPECT_EQ(second->usage.cached_tokens, 192);
   reference().expect_same(j, *second);
+}
+
+TEST_F(EngineTest, AShortPromptDoesNotWaitForALongOneThatBeginsAlikeAndWaitsItself) {
+  Settings s;
+  s.context = 2048;
+  s.blocks = 64;  // for all of them at once
+  const auto engine = this->engine(s);
+  ASSERT_NE(engine, nullptr);
+  std::string order;  // of what is said; the engine's thread writes it
+  std::latch all(1);
+  const auto submit_named = [&](Job j, char name) {
+    auto heard = ears_.listen(&j);
+    j.events.on_text = [&, name, tell = j.events.on_text](const Emitted& e) {
+      if (name == 'X') all.wait();
+      order += name;
+      return tell(e);
+    };
+    Refusal why;
+    EXPECT_TRUE(engine->submit(std::move(j), &why).valid()) << why.status.message();
+    return heard;
+  };
+  // One system prompt, then a book, a longer book and a question.
+  const Job system = job(64, 2);
+  const auto with = [&](int64_t more, uint64_t seed) {
+    Job j = system;
+    const Job rest = job(more, 2, seed);
+    j.prompt.insert(j.prompt.end(), rest.prompt.begin(), rest.prompt.end());
+    return j;
+  };
+  submit_named(job(1, 1, 9), 'X');
+  submit_named(with(1200, 2), 'A');
+  submit_named(with(1700, 3), 'B');
+  const auto question = submit_named(with(70, 4), 'V');
+  all.count_down();
+  ears_.wait_all();
+  EXPECT_LT(order.find('V'), order.find('A')) << order;
+  EXPECT_LT(order.find('A'), order.find('B')) << order;
+  EXPECT_EQ(question->usage.cached_tokens, 64);  // of A, which it waited for
 }
 
 TEST_F(EngineTest, ANextEngineFindsInTheStoreWhatThisOneRead) {
