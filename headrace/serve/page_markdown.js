@@ -2,13 +2,32 @@
 // tables) these: headings, lists, quotes, tables, code, rules, **strong** and *emphasis*. All else,
 // HTML and links too, stays the text that it is: no text ever becomes markup.
 
-const kFence = /^ *(`{3,}(?!.*`)|~{3,}) *(.*)$/;
-const kItem = /^( *)([-*+]|\d{1,9}[.)]) +(.*)$/;
+// Every step is linear in the length of a line, also of one that is nothing but blanks or marks.
+
+const kItem = /^( *)([-*+]|\d{1,9}[.)]) +(.*)$/s;
 const kRule = /^ {0,3}(-{3,}|\*{3,}|_{3,}) *$/;
+
+// Where the run of the character at `at` ends.
+function end_of_run(text, at) {
+  let end = at;
+  while (end < text.length && text[end] === text[at]) ++end;
+  return end;
+}
+
+// [marks, what follows] of a line of at least `least` of a mark after blanks; null when it is none.
+function marked(line, marks, least) {
+  const rest = line.replace(/^ +/, "");
+  const end = rest !== "" && marks.includes(rest[0]) ? end_of_run(rest, 0) : 0;
+  return end < least || end === 0 ? null : [rest.slice(0, end), rest.slice(end).trim()];
+}
+function fence_of(line) {
+  const fence = marked(line, "`~", 3);
+  return fence && fence[0][0] === "`" && fence[1].includes("`") ? null : fence;
+}
 
 // What kind of block begins with a line; "" where one never begins inside another.
 function kind_of(line, within) {
-  if (kFence.test(line)) return "code";
+  if (fence_of(line)) return "code";
   if (kRule.test(line)) return "rule";
   if (/^ {0,3}#{1,6} /.test(line)) return "heading";
   if (/^ *>/.test(line)) return "quote";
@@ -41,7 +60,7 @@ function blocks_of(text) {
     if (!goes_on) { end(); kind = next; }
     blank = false;
     lines.push(line);
-    if (next === "code") fence = line.match(kFence)[1];
+    if (next === "code") fence = fence_of(line)[0];
   }
   end();
   return out;
@@ -51,9 +70,7 @@ function blocks_of(text) {
 function mark_at(text, at) {
   const c = text[at];
   if (c !== "`" && c !== "*" && c !== "_") return "";
-  let end = at;
-  while (text[end] === c) ++end;
-  return text.slice(at, end);
+  return text.slice(at, end_of_run(text, at));
 }
 const is_word = (c) => c !== undefined && /[\p{L}\p{N}_]/u.test(c);
 
@@ -92,8 +109,8 @@ function spans_of(text) {
       continue;
     }
     const inner = text.slice(from, end);
-    const children = code ? [inner.length > 2 ? inner.replace(/^ (.*) $/s, "$1") : inner] : spans_of(inner);
-    let span = make(code ? "code" : mark.length === 1 ? "em" : "strong", {}, ...children);
+    const children = code ? inner.length > 2 ? inner.replace(/^ (.*) $/s, "$1") : inner : spans_of(inner);
+    let span = make(code ? "code" : mark.length === 1 ? "em" : "strong", {}, children);
     if (!code && mark.length === 3) span = make("em", {}, span);
     out.push(plain, span);
     plain = "";
@@ -107,7 +124,7 @@ function list_of(lines) {
   const root = make("div");
   const open = [{indent: -1, list: root, item: root}];
   let text = [];  // of the last item
-  const end = () => { if (text.length > 0) open[open.length - 1].item.prepend(...spans_of(text.join("\n"))); text = []; };
+  const end = () => { if (text.length > 0) append_all(open[open.length - 1].item, spans_of(text.join("\n"))); text = []; };
   for (const line of lines) {
     const m = line.match(kItem);
     if (!m) { text.push(line.trim()); continue; }
@@ -141,7 +158,7 @@ function cells_of(line) {
 function block_of([kind, lines]) {
   switch (kind) {
     case "code": {
-      const name = lines[0].match(kFence)[2].trim();
+      const name = fence_of(lines[0])[1];
       const indent = lines[0].search(/\S/);
       const code = lines.slice(1).map((l) => l.slice(Math.min(indent, l.search(/\S|$/)))).join("\n");
       return make("figure", {class: "code"}, make("figcaption", {}, make("span", {}, name || "code"),
@@ -149,21 +166,24 @@ function block_of([kind, lines]) {
     }
     case "rule": return make("hr");
     case "heading": {
-      const [, marks, text] = lines[0].match(/^ *(#+) +(.*?) *#*$/);
-      return make("h" + Math.min(6, Math.max(4, marks.length + 2)), {}, ...spans_of(text));
+      const [marks, text] = marked(lines[0], "#", 1);
+      let end = text.length;
+      while (text[end - 1] === "#") --end;
+      if (end > 0 && text[end - 1] !== " ") end = text.length;  // "# C#"
+      return make("h" + Math.min(6, Math.max(4, marks.length + 2)), {}, spans_of(text.slice(0, end).trimEnd()));
     }
     case "quote": return make("blockquote", {}, make("p", {},
-      ...spans_of(lines.map((l) => l.replace(/^(\s*>)+ ?/, "")).join("\n"))));
+      spans_of(lines.map((l) => l.replace(/^(\s*>)+ ?/, "")).join("\n"))));
     case "list": return list_of(lines);
     case "table":
-      if (lines.length > 1 && /^[\s|:-]*-[\s|:-]*$/.test(lines[1])) {
-        const row = (tag, line) => make("tr", {}, ...cells_of(line).map((c) =>
-          make(tag, tag === "th" ? {scope: "col"} : {}, ...spans_of(c))));
+      if (lines.length > 1 && lines[1].includes("-") && /^[\s|:-]+$/.test(lines[1])) {
+        const row = (tag, line) => make("tr", {}, cells_of(line).map((c) =>
+          make(tag, tag === "th" ? {scope: "col"} : {}, spans_of(c))));
         return make("div", {class: "wide-table"}, make("table", {}, make("thead", {}, row("th", lines[0])),
-          make("tbody", {}, ...lines.slice(2).map((l) => row("td", l)))));
+          make("tbody", {}, lines.slice(2).map((l) => row("td", l)))));
       }
   }
-  return make("p", {}, ...spans_of(lines.join("\n")));
+  return make("p", {}, spans_of(lines.join("\n")));
 }
 
 // Shows an answer, or what there is of it: only blocks that are not the same are made again.

@@ -311,6 +311,15 @@ TEST_F(ServePage, MarkdownBecomesElementsAndHtmlStaysText) {
       EXPECT_EQ(shown(text).substr(0, 1), "<") << piece;
     }
   }
+  const auto many = [](int n, const std::string& piece) {
+    std::string text;
+    for (int i = 0; i < n; ++i) text += piece;
+    return text;
+  };
+  EXPECT_EQ(shown("# " + many(100'000, " ") + "C#"), "<h4>C#</h4>");
+  EXPECT_EQ(shown(many(100'000, "`") + "a`").substr(0, 4), "<p>`");
+  EXPECT_EQ(shown("|a|\n" + many(100'000, "-") + "x").substr(0, 11), "<p>|a|</p><");
+  EXPECT_EQ(shown(many(80'000, "*a* ")).substr(0, 24), "<p><em>a</em> <em>a</em>");
   for (const std::string& complaint : browser_->complaints()) ADD_FAILURE() << complaint;
 }
 
