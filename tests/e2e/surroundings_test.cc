@@ -3,14 +3,18 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <set>
 
 #include "tests/e2e/serve.h"
 
@@ -47,23 +51,33 @@ class Surroundings : public Serve {
  protected:
   // For a server that cannot say on stdout where it listens.
   void start_silently(const Process::Options& options) {
-    port_ = free_port();
     process_.emplace(folder_,
-                     std::vector<std::string>{"serve", model(), "--memory", "64MiB", "--port",
-                                              std::to_string(port_), "--threads", "2"},
+                     std::vector<std::string>{"serve", model(), "--memory", "64MiB", "--port", "0",
+                                              "--threads", "2"},
                      options);
+    wait_until([&] { return (port_ = listening_port()) != 0; });
     wait_until([&] { return ask(get("/health")).status == 200; });
   }
-  static uint16_t free_port() {
-    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in a{};
-    a.sin_family = AF_INET;
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof a;
-    EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&a), size), 0);
-    EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&a), &size), 0);
-    ::close(fd);
-    return ntohs(a.sin_port);
+  // Of the IPv4 socket that the server listens on (proc(5), /proc/net/tcp); 0: none yet.
+  uint16_t listening_port() const {
+    std::set<std::string> own;
+    std::error_code ec;
+    for (const auto& d : std::filesystem::directory_iterator(
+             "/proc/" + std::to_string(process_->pid()) + "/fd", ec)) {
+      own.insert(std::filesystem::read_symlink(d.path(), ec).string());
+    }
+    std::ifstream table("/proc/net/tcp");
+    std::string line;
+    std::getline(table, line);
+    while (std::getline(table, line)) {
+      unsigned port = 0, state = 0, inode = 0;
+      if (std::sscanf(line.c_str(), "%*s %*8x:%x %*s %x %*s %*s %*s %*s %*s %u", &port, &state,
+                      &inode) == 3 &&
+          state == TCP_LISTEN && own.count("socket:[" + std::to_string(inode) + "]") != 0) {
+        return static_cast<uint16_t>(port);
+      }
+    }
+    return 0;
   }
   std::string descriptor(int number) const {
     return std::filesystem::read_symlink("/proc/" + std::to_string(process_->pid()) + "/fd/" +
