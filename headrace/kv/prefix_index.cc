@@ -57,10 +57,11 @@ class Evictor {
       : folder_(folder), bytes_(bytes), entries_(entries) {}
 
   // What cannot be parsed is of no use to this version, and goes at once where there is no room. At
-  // most kMostPrefixEntries are held in memory; what is beyond goes too.
-  Status look() {
+  // most kMostPrefixEntries are held in memory; what is beyond goes too, but for `spared`.
+  Status look(ChainHash spared) {
     HR_ASSIGN(room_.left, prefix_usage(folder_));
-    records_.reserve(static_cast<size_t>(std::min(room_.left.entries, kMostPrefixEntries)));
+    records_.reserve(static_cast<size_t>(std::min(room_.left.entries, kMostPrefixEntries + 1)));
+    const std::string spared_path = prefix_path(folder_, spared);
     return each_name(folder_, [&](const std::string& name) {
       if (prefix_file_kind(name) != PrefixFileKind::kEntry) return;
       const std::string path = folder_ + "/" + name;
@@ -68,7 +69,8 @@ class Evictor {
       if (size < 0) return;
       const auto file = PrefixFile::open(path, false);
       const bool usable = file.ok() || file.status().code() == Code::kIo;
-      if (usable ? static_cast<int64_t>(records_.size()) >= kMostPrefixEntries : !fits()) {
+      const bool full = static_cast<int64_t>(records_.size()) >= kMostPrefixEntries;
+      if (usable ? full && path != spared_path : !fits()) {
         remove(path, size);
       } else if (file.ok()) {
         const PrefixHeader& h = file->header();
@@ -190,7 +192,7 @@ Result<PrefixUsage> prefix_usage(const std::string& folder) {
 Result<PrefixRoom> evict_prefixes(const std::string& folder, Bytes bytes, int64_t entries,
                                   ChainHash spared) {
   Evictor evictor(folder, bytes, entries);
-  HR_TRY(evictor.look());
+  HR_TRY(evictor.look(spared));
   evictor.make_room(spared);
   return evictor.room();
 }
