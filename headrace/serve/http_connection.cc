@@ -47,9 +47,9 @@ void set_up(tcp::socket* socket, const HttpOptions& options) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
-// What a part of a body earns its sender. A minimal rate, as of Apache's mod_reqtimeout: long bodies
-// come over slow links (a window of 32 KiB at a round trip of 0.3 s gives 107 KiB/s), and who sends
-// next to nothing is cut off.
+// What a part of a body earns its sender. A minimal rate, as of Apache's mod_reqtimeout: long
+// bodies come over slow links (a window of 32 KiB at a round trip of 0.3 s gives 107 KiB/s), and
+// who sends next to nothing is cut off.
 std::chrono::microseconds time_of(Bytes body) {
   constexpr Bytes kLeastPerSecond = 16 * kKiB;
   return std::chrono::microseconds(body * 1'000'000 / kLeastPerSecond);

@@ -316,9 +316,10 @@ TEST_F(ServePage, MarkdownBecomesElementsAndHtmlStaysText) {
     for (int i = 0; i < n; ++i) text += piece;
     return text;
   };
-  EXPECT_EQ(shown("# " + many(100'000, " ") + "C#"), "<h4>C#</h4>");
+  const std::string blanks = many(100'000, " ");
+  EXPECT_EQ(shown("# in" + blanks + "C#"), "<h4>in" + blanks + "C#</h4>");
   EXPECT_EQ(shown(many(100'000, "`") + "a`").substr(0, 4), "<p>`");
-  EXPECT_EQ(shown("|a|\n" + many(100'000, "-") + "x").substr(0, 11), "<p>|a|</p><");
+  EXPECT_EQ(shown("|a|\n|" + many(100'000, "-") + "x|").substr(0, 9), "<p>|a|\n|-");
   EXPECT_EQ(shown(many(80'000, "*a* ")).substr(0, 24), "<p><em>a</em> <em>a</em>");
   for (const std::string& complaint : browser_->complaints()) ADD_FAILURE() << complaint;
 }
