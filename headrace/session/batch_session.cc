@@ -33,9 +33,10 @@ Executor::Moved sum(const Executor::Moved& a, const Executor::Moved& b) {
 
 // All of it is committed now: what the process holds does not grow days later, when more sequences
 // than ever run at once. A system that has not got it ends this process (or another) now, not then.
-Result<std::unique_ptr<Arena>> arena_of(Bytes bytes) {
+Result<std::unique_ptr<Arena>> arena_of(Bytes bytes, ThreadPool& pool) {
   HR_ASSIGN(Arena arena, Arena::create(bytes));
-  arena.touch(0, bytes);
+  pool.for_range(bytes, 2 * kMiB,
+                 [&](Bytes begin, Bytes end, int) { arena.touch(begin, end - begin); });
   return std::make_unique<Arena>(std::move(arena));
 }
 
@@ -58,9 +59,13 @@ Result<std::unique_ptr<BatchSession>> BatchSession::start(const Model& model, Ba
                                                           const WrapTier& wrap_blocks) {
   std::unique_ptr<BatchSession> s(new BatchSession(model, std::move(plan), cancel));
   s->wrap_weights_ = wrap_weights;
-  HR_ASSIGN(s->arena_, arena_of(s->plan_.arena_bytes));
-  HR_TRY(s->open_weights_tier());
   const int threads = s->plan_.options.threads;
+  {
+    // Not the session's: that one pins this thread, and the tier's threads would be pinned with it.
+    ThreadPool unpinned(threads, false);
+    HR_ASSIGN(s->arena_, arena_of(s->plan_.arena_bytes, unpinned));
+  }
+  HR_TRY(s->open_weights_tier());
   s->pool_ = std::make_unique<ThreadPool>(threads);
   if (s->pool_->size() < threads) {
     return error(Code::kIo, "the system started only %d of %d threads; choose fewer (--threads)",
@@ -102,7 +107,7 @@ Status BatchSession::open_cache(const WrapTier& wrap) {
   o.low_free = o.high_free / 2;
   o.start = chain_start(0, plan_.options.kv_format);  // of one model alone
   if (plan_.staging_bytes > 0) {
-    HR_ASSIGN(staging_, arena_of(plan_.staging_bytes));
+    HR_ASSIGN(staging_, arena_of(plan_.staging_bytes, *pool_));
     o.staging = staging_->at(0, plan_.staging_bytes);
     HR_ASSIGN(blocks_tier_, open_kv_file(plan_.options.kv_folder, plan_.kv_disk_bytes,
                                          kBlockTickets, staging_.get()));
