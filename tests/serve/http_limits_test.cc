@@ -420,20 +420,31 @@ TEST_F(HttpServerTest, AFullServerClosesTheLongestIdleAndElseSays503) {
   EXPECT_EQ(client().ask(get("/echo")).status, 200);
 }
 
+// While it lives new descriptors are below `limit`.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(int limit) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few{static_cast<rlim_t>(limit), before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  }
+  ~FewDescriptors() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+
+ private:
+  rlimit before_{};
+};
+
 TEST_F(HttpServerTest, OutOfFileDescriptorsTheServerWaitsSaysSoAndGoesOn) {
   start();
   ASSERT_EQ(client().ask(get("/echo")).status, 200);
   wait_until([&] { return server_->stats().connections == 0; });
   HttpClient c(::socket(AF_INET, SOCK_STREAM, 0));
-  rlimit before{};
-  ::getrlimit(RLIMIT_NOFILE, &before);
-  rlimit none = before;
-  none.rlim_cur = 3;  // every new descriptor is beyond it
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  c.connect_to(server_->port());
-  EXPECT_TRUE(c.connected());
-  wait_until([&] { return server_->stats().accept_failures >= 2; });
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  {
+    const FewDescriptors none(3);  // every new one is beyond it
+    c.connect_to(server_->port());
+    EXPECT_TRUE(c.connected());
+    wait_until([&] { return server_->stats().accept_failures >= 2; });
+  }
   EXPECT_EQ(c.ask(get("/echo")).status, 200);
 }
 
@@ -442,20 +453,14 @@ TEST_F(HttpServerTest, TheLastFileDescriptorServesAConnectionToItsEnd) {
   ASSERT_EQ(client().ask(get("/echo")).status, 200);
   wait_until([&] { return server_->stats().connections == 0; });
   HttpClient c(::socket(AF_INET, SOCK_STREAM, 0));
-  rlimit before{};
-  ::getrlimit(RLIMIT_NOFILE, &before);
   const int next = ::dup(c.fd());  // the smallest that is free
   ASSERT_GE(next, 0);
   ::close(next);
-  rlimit one_more = before;
-  one_more.rlim_cur = static_cast<rlim_t>(next) + 1;
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &one_more), 0);
+  const FewDescriptors one_more(next + 1);
   c.connect_to(server_->port());
   wait_until([&] { return server_->stats().connections == 1; });
   std::this_thread::sleep_for(milliseconds(120));  // no request yet; nobody else waits
-  const ClientReply r = c.ask(get("/echo"));
-  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(r.status, 200);
+  EXPECT_EQ(c.ask(get("/echo")).status, 200);
   EXPECT_EQ(server_->stats().made_room, 0);
 }
 
