@@ -5,28 +5,18 @@
 
 #include <set>
 
-#include "tests/e2e/model.h"
-#include "tests/model/scratch.h"
+#include "tests/serve/fox_model.h"
 
 namespace headrace {
 namespace {
 
-class PromptEncoderTest : public ::testing::Test {
+class PromptEncoderTest : public test::FoxModelTest {
  protected:
-  void SetUp() override {
-    testing::write_streamed_model(scratch_.path("fox.gguf"));
-    auto model = load_model(scratch_.path("fox.gguf"));
-    ASSERT_TRUE(model.ok()) << model.status().message();
-    model_ = std::move(model).value();
-  }
   std::vector<Job> jobs(const GenerateRequest& request, uint64_t seed) const {
     auto made = PromptEncoder(*model_, 512, 100).jobs(request, seed);
     if (const ApiError* e = std::get_if<ApiError>(&made)) ADD_FAILURE() << e->message;
     return std::get<std::vector<Job>>(std::move(made));
   }
-
-  testing::Scratch scratch_;
-  std::unique_ptr<Model> model_;
 };
 
 TEST_F(PromptEncoderTest, EqualPromptsWithoutASeedAreDrawnEachWithItsOwn) {

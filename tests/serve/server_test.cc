@@ -9,8 +9,7 @@
 
 #include "headrace/serve/server_answer.h"
 #include "headrace/serve/server_numbers.h"
-#include "tests/e2e/model.h"
-#include "tests/model/scratch.h"
+#include "tests/serve/fox_model.h"
 #include "tests/serve/http_client.h"
 
 namespace headrace {
@@ -87,13 +86,10 @@ StreamedEvents events_of(const std::string& body) {
   return out;
 }
 
-class ServerTest : public ::testing::Test {
+class ServerTest : public test::FoxModelTest {
  protected:
   void SetUp() override {
-    testing::write_streamed_model(scratch_.path("fox.gguf"));
-    auto model = load_model(scratch_.path("fox.gguf"));
-    ASSERT_TRUE(model.ok()) << model.status().message();
-    model_ = std::move(model).value();
+    FoxModelTest::SetUp();
     options_.http.port = 0;
     options_.name = "fox";
     options_.front.period = milliseconds(5);
@@ -142,8 +138,6 @@ class ServerTest : public ::testing::Test {
   }
   static Json json(const ClientReply& reply) { return Json::parse(reply.body, nullptr, false); }
 
-  testing::Scratch scratch_;
-  std::unique_ptr<Model> model_;
   Gate gate_;
   ServerOptions options_;
   std::unique_ptr<Server> server_;
