@@ -45,9 +45,8 @@ int try_direct_read(int fd) {
   return n < 0 ? errno : 0;
 }
 
-// A file without a name: whatever ends this process, nothing is left, and nobody else's file or
-// leftover of this name is in the way. Where the file system has none (NFS) it has its name for a
-// moment. -1 and errno.
+}  // namespace
+
 int open_scratch(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   const int fd = ::open(folder.empty() ? "." : folder.c_str(),
@@ -57,8 +56,6 @@ int open_scratch(const std::string& path) {
   if (named >= 0) unlink(path.c_str());
   return named;
 }
-
-}  // namespace
 
 OpenFile::OpenFile(OpenFile&& other) noexcept { *this = std::move(other); }
 

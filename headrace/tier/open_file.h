@@ -11,6 +11,11 @@
 
 namespace headrace {
 
+// A descriptor of a new file without a name, in the folder of `path`: whatever ends this process,
+// nothing is left, and nobody else's file or leftover of that name is in the way. Where the file
+// system has none (NFS) it has its name for a moment. -1 and errno. The caller closes it.
+int open_scratch(const std::string& path);
+
 // A file and what it was when it was opened. Owns the descriptor.
 class OpenFile {
  public:

@@ -17,6 +17,8 @@
 #include <cstring>
 #include <utility>
 
+#include "headrace/tier/open_file.h"
+
 namespace headrace {
 namespace {
 
@@ -107,11 +109,10 @@ Result<Mapping> map_path(const RemotePool& pool, Bytes needed, TierDescription* 
   if (!scratch && !S_ISREG(found.st_mode) && !S_ISCHR(found.st_mode))
     return error(Code::kUnsupported, "%s: neither a file nor a character device",
                  pool.path.c_str());
-  const int flags = O_RDWR | O_CLOEXEC | (scratch ? O_CREAT | O_EXCL : 0);
-  const Descriptor fd(open(pool.path.c_str(), flags, 0600));
+  const Descriptor fd(scratch ? open_scratch(pool.path)
+                              : open(pool.path.c_str(), O_RDWR | O_CLOEXEC));
   if (fd.get() < 0)
     return io_error(pool.path, scratch ? "cannot create" : "cannot open", errno);
-  if (scratch) unlink(pool.path.c_str());
   HR_ASSIGN(const Extent extent, S_ISCHR(found.st_mode)
                                      ? size_device(pool.path, found, needed)
                                      : size_file(fd.get(), pool, needed));

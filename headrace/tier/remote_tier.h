@@ -16,7 +16,7 @@ namespace headrace {
 
 enum class PoolKind {
   kSharedFile,  // `path` exists (tmpfs, hugetlbfs or /dev/dax) and keeps its bytes
-  kScratchFile,  // `path` is made on tmpfs or hugetlbfs and unlinked at once
+  kScratchFile,  // made on tmpfs or hugetlbfs, in the folder of `path`, without a name
   kNumaNode,     // anonymous memory bound to node `numa_node`
 };
 

@@ -36,6 +36,15 @@ TEST(RemoteTier, GivesTheAddressOfAnExtentWithoutACopy) {
   EXPECT_EQ((*tier)->direct({0, 0, -1}).status().code(), Code::kUsage);
 }
 
+TEST(RemoteTier, AFileOfScratchsNameIsNeitherInTheWayNorTouched) {
+  TempFolder folder("/dev/shm");
+  std::ofstream(folder.file("precious")).put('x');
+  auto tier = open_remote_tier({PoolKind::kScratchFile, folder.file("precious")}, {kPage});
+  ASSERT_TRUE(tier.ok()) << tier.status().message();
+  tier->reset();
+  EXPECT_EQ(std::filesystem::file_size(folder.file("precious")), 1u);
+}
+
 TEST(RemoteTier, TwoTiersSeeTheSameBytesOfASharedPool) {
   TempFolder folder("/dev/shm");
   const std::string path = folder.file("pool");
