@@ -91,3 +91,23 @@ def accumulated(model, optimizer, parts=3):
         return total, norm
 
     return train_step
+
+
+def in_parts(*ends, loss_of):
+    """Micro-batches of different shapes: rows up to each of `ends`; what comes after them is whole."""
+    parts = [slice(*part) for part in zip((0, *ends), ends)]
+
+    def step_of(model, optimizer):
+        def train_step(tokens, targets, *more):
+            losses = []
+            for part in parts:
+                loss = loss_of(model, tokens[part], targets[part], *more)
+                loss.backward()
+                losses.append(loss.detach())
+            optimizer.step()
+            optimizer.zero_grad()
+            return losses
+
+        return train_step
+
+    return step_of

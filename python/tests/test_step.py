@@ -15,6 +15,7 @@ from step_pairs import (
     assert_same_parameters,
     assert_same_training,
     batches,
+    in_parts,
     pair,
     plain_step,
 )
@@ -69,19 +70,7 @@ def test_accumulation_and_clipping_are_those_of_torch():
 
 
 def test_micro_batches_of_different_shapes_have_their_own_rows():
-    def step_of(model, optimizer):
-        def train_step(tokens, targets):
-            losses = []
-            for part in (slice(0, 1), slice(1, 4), slice(4, 6)):
-                loss = model(tokens[part], targets[part]) / 3
-                loss.backward()
-                losses.append(loss.detach())
-            optimizer.step()
-            optimizer.zero_grad()
-            return losses
-
-        return train_step
-
+    step_of = in_parts(1, 4, 6, loss_of=lambda m, t, y: m(t, y) / 3)
     eager, compiled = pair(models.NanoGPT, step_of=step_of, check=False)
     for tokens, targets in batches(rows=6):
         targets[2, 3:] = -1

@@ -13,6 +13,7 @@ from step_pairs import (
     assert_same_parameters,
     assert_same_training,
     batches,
+    in_parts,
     padded,
     pair,
     plain_step,
@@ -177,23 +178,14 @@ def loss_sum(model, tokens, targets):
     ],
 )
 def test_factors_that_are_known_when_the_step_runs(loss_of):
-    def step_of(model, optimizer):
-        def train_step(tokens, targets, weight):
-            losses = []
-            for part in (slice(0, 1), slice(1, 4)):  # micro-batches of different shapes
-                loss = loss_of(model, tokens[part], targets[part], weight)
-                loss.backward()
-                losses.append(loss.detach())
-            optimizer.step()
-            optimizer.zero_grad()
-            return losses
-
-        return train_step
-
     tokens, targets = models.batch(4)
     targets[0, 4:], targets[2, :7] = -1, -1
     assert_same_gradients(
-        lambda: models.NanoGPT(layers=1), step_of, tokens, targets, torch.tensor(0.375)
+        lambda: models.NanoGPT(layers=1),
+        in_parts(1, 4, loss_of=loss_of),
+        tokens,
+        targets,
+        torch.tensor(0.375),
     )
 
 
