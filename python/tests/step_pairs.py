@@ -94,7 +94,7 @@ def accumulated(model, optimizer, parts=3):
 
 
 def in_parts(*ends, loss_of):
-    """Micro-batches of different shapes: rows up to each of `ends`; what comes after them is whole."""
+    """Micro-batches of different shapes: rows up to each of `ends`; further arguments are whole."""
     parts = [slice(*part) for part in zip((0, *ends), ends)]
 
     def step_of(model, optimizer):
